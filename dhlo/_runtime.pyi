@@ -258,6 +258,8 @@ class Engine:
         cache_store_threads: int,
         preemption: int,
         swap_bytes: int,
+        communicator: Communicator | None,
+        peer_timeout: float,
     ) -> Self: ...
     def submit(self, prompt: ReadableBuffer, /, *params: object) -> int:
         """Takes a request, whose id it returns; see `dhlo.serve.engine` for what follows the prompt's int32."""
@@ -272,6 +274,9 @@ class Engine:
     def drain(self, timeout: float, /) -> bool: ...
     def close(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
+
+def follow(model: Model, communicator: Communicator, timeout: float, /) -> None:
+    """Runs the steps of an engine of process 0 until that is closed; see `dhlo.serve.shards`."""
 
 def sha256(data: ReadableBuffer, portable: bool = False, /) -> bytes:
     """SHA-256 as the runtime computes it; on request without the processor's instructions for it."""

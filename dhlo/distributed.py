@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ Group = c10d.ProcessGroup | c10d.Backend
 Groups = Group | Mapping[str, Group] | None
 """A process group for all that a model has operations in; or one for each, by the names that the model has for them; or those of
 these names in this process."""
+
+_LOG = logging.getLogger("dhlo")
 
 _REDUCE = {
     "sum": dist.ReduceOp.SUM,
@@ -122,7 +125,11 @@ class Communicator:
     ) -> None:
         x, y = _tensor(given, dtype), _tensor(wanted, dtype)
         splits = [] if sends is None or receives is None else [sends, receives]
-        self.exchange(kind, group, x, y, how=reduction, root=root, splits=splits, timeout_ns=timeout_ns, stopped=stopped)
+        try:
+            self.exchange(kind, group, x, y, how=reduction, root=root, splits=splits, timeout_ns=timeout_ns, stopped=stopped)
+        except Exception as e:  # on threads of an engine's nobody else tells what it was
+            _LOG.info("%s of process group '%s' failed: %s", kind, group, e)
+            raise
 
 
 def _tensor(memory: memoryview, dtype: str) -> torch.Tensor:

@@ -216,6 +216,11 @@ class CompiledModel:
         """
         self._shared.bind(groups)
 
+    @property
+    def communicator(self) -> _runtime.Communicator | None:
+        """What `bind_process_group` has made of its groups; None before."""
+        return self._shared.communicator
+
     def _hidden_session(self) -> _runtime.Session:
         """The session of calls that name none. Raises SessionError if it belongs to another thread."""
         session: _runtime.Session | None = getattr(self._local, "session", None)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Self, SupportsFloat, SupportsIndex
 from dhlo import _runtime
 from dhlo.errors import ContractError, DeadlineError, translate
 from dhlo.serve.adapters import Adapter, read_adapter
+from dhlo.serve.shards import communicator_of, peer_timeout
 from dhlo.serve.stores import Store, WatchedStore
 from dhlo.serve.types import (
     Choice,
@@ -251,6 +252,8 @@ class Engine:
                 options.cache_store_threads,
                 _preemption(options.preemption),
                 _size(options.swap_bytes, "swap_bytes"),
+                communicator_of(model, options.communicator),
+                peer_timeout(options.peer_timeout),
             )
         except (TypeError, ValueError, OverflowError, RuntimeError) as e:
             raise _translated(e) from None

@@ -12,6 +12,7 @@ from dhlo.serve.stores import Store
 
 if TYPE_CHECKING:
     from dhlo import _runtime
+    from dhlo.distributed import Communicator
     from dhlo.model import CompiledModel
 
 __all__ = [
@@ -185,6 +186,11 @@ class EngineOptions:
     back."""
     swap_bytes: int | None = None
     """Memory of what is swapped out at most: choices that find none are computed again. None: as much as the pools."""
+    communicator: Communicator | None = None
+    """Connects the processes that run a step with collective operations together with this one, number 0: see `dhlo.serve.shards`.
+    None: what the model was bound to (`CompiledModel.bind_process_group`), if it was."""
+    peer_timeout: float = 60.0
+    """Seconds that an operation with them takes at most, above 0."""
 
 
 @dataclass(frozen=True)

@@ -160,10 +160,12 @@ bool add_communicator_type(PyObject* module);
 PyTypeObject* communicator_type();
 // Hooks that call the functions of a Communicator, which must outlive them.
 dhlo_communicator communicator_of(PyObject* object);
-// The exception that such a hook failed with on this thread, since the last call of this; null if none did. New
-// reference.
-PyObject* take_hook_error();
+// As raise(), because of the exception that such a hook failed with on this thread, if one did since the last call of
+// this. Returns null.
+PyObject* raise_from_hook(dhlo_status status, std::string text);
 bool add_engine_type(PyObject* module);
+// The function `follow` of the module.
+PyObject* follow(PyObject* self, PyObject* args);
 // Borrowed; set by add_model_type.
 PyTypeObject* model_type();
 

@@ -138,10 +138,25 @@ dhlo_communicator communicator_of(PyObject* object) {
   return made;
 }
 
-PyObject* take_hook_error() {
-  PyObject* error = hook_error;
+PyObject* raise_from_hook(dhlo_status status, std::string text) {
+  Ref cause(hook_error);
   hook_error = nullptr;
-  return error;
+  if (!cause) return raise(status, text.c_str());
+  if (PyObject_IsInstance(cause.get(), PyExc_Exception) != 1) {  // KeyboardInterrupt, say
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(cause.get())), cause.get());
+    return nullptr;
+  }
+  Ref said(PyObject_Str(cause.get()));
+  Ref bytes(said ? PyUnicode_AsUTF8String(said.get()) : nullptr);
+  if (bytes) text += std::string(": ") + PyBytes_AsString(bytes.get());
+  PyErr_Clear();
+  raise(status, text.c_str());
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  if (value != nullptr) PyException_SetCause(value, cause.release());
+  PyErr_Restore(type, value, trace);
+  return nullptr;
 }
 
 bool add_communicator_type(PyObject* module) {

@@ -14,6 +14,7 @@ namespace {
 struct EngineObject {
   PyObject_HEAD dhlo_engine* engine;
   PyObject* store;  // of the engine's hooks; null: none
+  PyObject* communicator;
 };
 
 dhlo_engine* handle(PyObject* self) { return reinterpret_cast<EngineObject*>(self)->engine; }
@@ -83,47 +84,38 @@ int32_t constrain(void*, uint64_t, void* user, int32_t choice, const int32_t* to
   return ok ? 0 : 1;
 }
 
+bool check_communicator(PyObject* object) {
+  if (object == Py_None || PyObject_TypeCheck(object, communicator_type()) != 0) return true;
+  PyErr_SetString(PyExc_TypeError, "communicator: expected a Communicator or None");
+  return false;
+}
+
 PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {"model",
-                                      "cache_bytes",
-                                      "max_step_tokens",
-                                      "max_sequences",
-                                      "max_waiting",
-                                      "max_positions",
-                                      "eos_tokens",
-                                      "vocabulary",
-                                      "vocabulary_offsets",
-                                      "prefix_cache",
-                                      "prompt_lookup",
-                                      "cache_folder",
-                                      "cache_folder_bytes",
-                                      "model_digest",
-                                      "draft_model",
-                                      "draft_tokens",
-                                      "draft_cache_bytes",
-                                      "draft_max_positions",
-                                      "cache_store",
-                                      "cache_store_threads",
-                                      "preemption",
-                                      "swap_bytes",
-                                      nullptr};
-  PyObject *model = nullptr, *folder = nullptr, *draft_model = nullptr, *store = nullptr;
+  static const char* const names[] = {
+      "model",         "cache_bytes",       "max_step_tokens",     "max_sequences",      "max_waiting",
+      "max_positions", "eos_tokens",        "vocabulary",          "vocabulary_offsets", "prefix_cache",
+      "prompt_lookup", "cache_folder",      "cache_folder_bytes",  "model_digest",       "draft_model",
+      "draft_tokens",  "draft_cache_bytes", "draft_max_positions", "cache_store",        "cache_store_threads",
+      "preemption",    "swap_bytes",        "communicator",        "peer_timeout",       nullptr};
+  PyObject *model = nullptr, *folder = nullptr, *draft_model = nullptr, *store = nullptr, *communicator = nullptr;
+  double peer_timeout = 0;
   long long draft_tokens = 0, draft_bytes = 0, draft_positions = 0, threads = 0, swap_bytes = 0;
   int preemption = 0;
   long long cache_bytes = 0, step_tokens = 0, sequences = 0, waiting = 0, positions = 0, lookup = 0, folder_bytes = 0;
   int prefix = 1;
   Buffers buffers;
   Py_buffer &eos = *buffers.next(), &bytes = *buffers.next(), &offsets = *buffers.next(), &digest = *buffers.next();
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLLOLiL", const_cast<char**>(names), model_type(),
-                                  &model, &cache_bytes, &step_tokens, &sequences, &waiting, &positions, &eos, &bytes,
-                                  &offsets, &prefix, &lookup, &folder, &folder_bytes, &digest, &draft_model,
-                                  &draft_tokens, &draft_bytes, &draft_positions, &store, &threads, &preemption,
-                                  &swap_bytes) == 0)
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLLOLiLOd", const_cast<char**>(names),
+                                  model_type(), &model, &cache_bytes, &step_tokens, &sequences, &waiting, &positions,
+                                  &eos, &bytes, &offsets, &prefix, &lookup, &folder, &folder_bytes, &digest,
+                                  &draft_model, &draft_tokens, &draft_bytes, &draft_positions, &store, &threads,
+                                  &preemption, &swap_bytes, &communicator, &peer_timeout) == 0)
     return nullptr;
   if (draft_model != Py_None && PyObject_TypeCheck(draft_model, reinterpret_cast<PyTypeObject*>(model_type())) == 0) {
     PyErr_SetString(PyExc_TypeError, "draft_model is a Model or None");
     return nullptr;
   }
+  if (!check_communicator(communicator)) return nullptr;
   dhlo_engine_options options;
   dhlo_engine_options_init(&options);
   options.cache_bytes = cache_bytes;
@@ -157,6 +149,9 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   if (digest.len == 32) options.model_digest = Buffers::data<uint8_t>(digest);
   const dhlo_store hooks = store_hooks(store, threads);
   if (store != Py_None) options.cache_store = &hooks;
+  const dhlo_communicator peers = communicator_of(communicator);
+  if (communicator != Py_None) options.communicator = &peers;
+  options.peer_timeout_ns = nanoseconds(peer_timeout);
 
   auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
   Ref self(allocate(type, 0));
@@ -165,13 +160,18 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
     Py_INCREF(store);
     reinterpret_cast<EngineObject*>(self.get())->store = store;
   }
+  if (communicator != Py_None) {
+    Py_INCREF(communicator);
+    reinterpret_cast<EngineObject*>(self.get())->communicator = communicator;
+  }
   dhlo_status status = DHLO_OK;
   {
     WithoutGil others_run;
     status = dhlo_engine_create(reinterpret_cast<ModelObject*>(model)->model, &options,
                                 &reinterpret_cast<EngineObject*>(self.get())->engine);
   }
-  return status == DHLO_OK ? self.release() : raise_last(status);
+  if (status == DHLO_OK) return self.release();
+  return communicator == Py_None ? raise_last(status) : raise_from_hook(status, dhlo_serve_last_error());
 }
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -198,6 +198,7 @@ void dealloc(PyObject* self) {
     dhlo_engine_destroy(engine);
   }
   drop(reinterpret_cast<EngineObject*>(self)->store);
+  drop(reinterpret_cast<EngineObject*>(self)->communicator);
   free_object(self);
 }
 
@@ -428,6 +429,25 @@ PyObject* stats(PyObject* self, PyObject*) {
 }
 
 }  // namespace
+
+PyObject* follow(PyObject*, PyObject* args) {
+  PyObject *model = nullptr, *communicator = nullptr;
+  double timeout = 0;
+  if (PyArg_ParseTuple(args, "O!O!d:follow", model_type(), &model, communicator_type(), &communicator, &timeout) == 0)
+    return nullptr;
+  const dhlo_communicator peers = communicator_of(communicator);
+  dhlo_engine_options options;
+  dhlo_engine_options_init(&options);
+  options.communicator = &peers;
+  options.peer_timeout_ns = nanoseconds(timeout);
+  dhlo_status status = DHLO_OK;
+  {
+    WithoutGil others_run;
+    status = dhlo_engine_follow(reinterpret_cast<ModelObject*>(model)->model, &options);
+  }
+  if (status == DHLO_OK) Py_RETURN_NONE;
+  return fenced([&] { return raise_from_hook(status, dhlo_serve_last_error()); });
+}
 
 bool add_engine_type(PyObject* module) {
   static PyMethodDef methods[] = {

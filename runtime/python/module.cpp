@@ -137,6 +137,7 @@ PyModuleDef* definition() {
        "Fills memory from an open file and returns the digest of what it read."},
       {"cpu_supports", cpu_supports, METH_VARARGS, "Whether this machine has a processor feature, by LLVM's name."},
       {"machine_facts", machine_facts, METH_NOARGS, "What the machine is like, by name: found now if it hasn't been."},
+      {"follow", follow, METH_VARARGS, "Runs the steps of another process's engine; see dhlo.serve.shards."},
       {"choose_level", choose, METH_VARARGS,
        "The number of the level, of a file's text of features, that this machine takes."},
       {nullptr, nullptr, 0, nullptr},

@@ -7,6 +7,8 @@
 #include <string>
 #include <system_error>
 
+#include "status.hpp"
+
 namespace dhlo::serve {
 namespace {
 
@@ -211,6 +213,8 @@ bool Cache::reserve(Sequence& sequence, int64_t tokens) {
       if (needed_[g] > group.blocks.available()) return false;
     }
     try {
+      if (notes_copies_ && noted_.capacity() < noted_.size() + groups_.size())  // of a group's last block alone
+        noted_.reserve(2 * noted_.size() + groups_.size());
       for (std::vector<int32_t>& table : state->tables)
         if (table.capacity() < static_cast<size_t>(blocks))
           table.reserve(std::max(static_cast<size_t>(blocks), 2 * table.capacity()));
@@ -245,6 +249,7 @@ void Cache::add_room(State& state, int64_t blocks) noexcept {
       if (slots > 0) {
         copy_block(group, block, table[i], slots);
         ++counts_.copies;
+        if (notes_copies_) noted_.push_back({static_cast<int32_t>(g), block, table[i], static_cast<int32_t>(slots)});
       }
       group.blocks.drop(block);
     }
@@ -382,6 +387,14 @@ CacheStats Cache::stats() const {
     stats.store = tiers_->store_stats();
   }
   return stats;
+}
+
+void Cache::copy(const BlockCopy& copy) {
+  const auto known = [this](int32_t block) { return block >= 0 && block < num_blocks_; };
+  if (copy.group < 0 || copy.group >= num_groups() || !known(copy.from) || !known(copy.to) || copy.from == copy.to ||
+      copy.slots < 0 || copy.slots > block_slots_)
+    throw Error(DHLO_INVALID_ARGUMENT, "cache: there are no such blocks to copy");
+  copy_block(groups_[static_cast<size_t>(copy.group)], copy.from, copy.to, copy.slots);
 }
 
 void Cache::copy_block(const Group& group, int32_t from, int32_t to, int64_t slots) noexcept {

@@ -35,6 +35,11 @@ struct CacheOptions {
   int hash_bits = 64;              // of keys, that choose where a block is looked for: fewer make collisions, in tests
 };
 
+// What a block gets of another one, before it is written to.
+struct BlockCopy {
+  int32_t group, from, to, slots;
+};
+
 // Counts of blocks are those of the group with the most in use.
 struct CacheStats {
   int64_t blocks = 0;
@@ -110,7 +115,7 @@ class SwappedSequence {
   std::shared_ptr<int64_t> counter_;  // the cache's, of bytes that are swapped out
 };
 
-// One thread calls it. Nothing throws but create(); where memory is short, results say so.
+// One thread calls it. Nothing throws but create() and copy(); where memory is short, results say so.
 class Cache {
  public:
   // Maps the pools, with huge pages where the system lets it; memory is taken as it is written to.
@@ -155,6 +160,13 @@ class Cache {
   int64_t blocks_for(int64_t tokens) const {
     return tokens <= 0 ? 0 : tokens / block_slots_ + (tokens % block_slots_ != 0 ? 1 : 0);
   }
+
+  // From now on, what is copied is noted until take_copies(), for caches of other processes that are to hold the same.
+  void note_copies() { notes_copies_ = true; }
+  const std::vector<BlockCopy>& copies() const { return noted_; }
+  void clear_copies() { noted_.clear(); }
+  // A copy that another process's cache has noted. Throws Error if there are no such blocks.
+  void copy(const BlockCopy& copy);
 
   // Takes the sequence's tokens out of the pools, for preemption. Without memory for it: an empty one, and the sequence
   // stays as it is.
@@ -225,6 +237,8 @@ class Cache {
   std::shared_ptr<int64_t> swapped_bytes_;
   std::unique_ptr<Tiers> tiers_;  // null: none
   int64_t flush_ns_ = 0;
+  bool notes_copies_ = false;
+  std::vector<BlockCopy> noted_;
   CacheStats counts_;
 };
 

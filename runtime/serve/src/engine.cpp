@@ -161,7 +161,8 @@ void Engine::shut() noexcept {
     closing_ = true;
     work_.notify_one();
   }
-  step_.cancel();
+  // Other processes would wait for this one, in the midst of a step: it is done.
+  if (shards_ == nullptr) step_.cancel();
   if (drafter_ != nullptr) drafter_->cancel();
   if (thread_.joinable()) {
     thread_.join();
@@ -170,6 +171,7 @@ void Engine::shut() noexcept {
     work();
   }
   const std::lock_guard<std::mutex> stepping(step_mutex_);
+  if (shards_ != nullptr) shards_->end();
   cache_->flush(kFlushNs);
   cache_->end_tiers();
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -200,7 +202,7 @@ void Engine::run() noexcept {
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      wait_until(work_, lock, INT64_MAX, [this] {
+      wait_until(work_, lock, shards_ != nullptr ? shards_->next_ns() : INT64_MAX, [this] {
         return closing_ || !requests_.empty() || !made_.empty() || (on_event_ != nullptr && !outbox_.empty());
       });
     }
@@ -245,6 +247,7 @@ bool Engine::work() noexcept {
     end_all(DHLO_FINISH_ERROR, error.what());
   }
   items_.clear();
+  if (shards_ != nullptr) shards_->keep_alive();
   if (worked) counts_.host_ns += now_ns() - begin - (counts_.step_ns + counts_.draft_ns - step_before);
   publish();
   if (fetching_ != 0) cache_->wait_prefetched(fetching_, kFetchWait);

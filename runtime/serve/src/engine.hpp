@@ -24,6 +24,7 @@
 #include "populate.hpp"
 #include "request.hpp"
 #include "sampler.hpp"
+#include "shards.hpp"
 #include "step.hpp"
 #include "step_cost.hpp"
 #include "stops.hpp"
@@ -55,6 +56,7 @@ class Engine {
   void unload_adapter(const char* name);
 
  private:
+  void open_shards(const dhlo_engine_options& options);
   void need_this_process() const;
   void need_no_hook(const char* what) const;
   void shut() noexcept;
@@ -130,6 +132,7 @@ class Engine {
   void* event_ctx_;
 
   // Of the thread that runs steps.
+  std::unique_ptr<Shards> shards_;  // null: one process
   Step step_;
   Adapters adapters_;  // of any thread
   std::unique_ptr<Cache> cache_;

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "engine.hpp"
 #include "status.hpp"
@@ -56,11 +57,12 @@ Vocabulary read_vocabulary(const dhlo_engine_options& options) {
 // Blocks that take no memory, by which sequences are counted of which states of fixed size are kept alone.
 constexpr int64_t kBlocksOfNothing = int64_t{1} << 20;
 
-CacheOptions cache_options(const Step& step, const dhlo_engine_options& options) {
+CacheOptions cache_options(const Step& step, const dhlo_engine_options& options, int64_t processes) {
   const int64_t block = step.block_bytes();
   CacheOptions made = step.cache_options();
   if (block > 0) {
-    const int64_t bytes = options.cache_bytes > 0 ? options.cache_bytes : std::max(free_memory() / 4, block);
+    const int64_t bytes =
+        options.cache_bytes > 0 ? options.cache_bytes : std::max(free_memory() / 4 / processes, block);
     if (bytes < block)
       refuse("cache_bytes are those of a block at least, " + std::to_string(block) + ", got " + std::to_string(bytes));
     made.num_blocks = std::min<int64_t>(bytes / block, INT32_MAX / step.block_slots());
@@ -79,6 +81,22 @@ CacheOptions cache_options(const Step& step, const dhlo_engine_options& options)
 }
 
 }  // namespace
+
+// What memory holds of other processes, they do themselves, told by this one: what only this one would do is refused.
+void Engine::open_shards(const dhlo_engine_options& options) {
+  const std::pair<bool, const char*> refused[] = {
+      {options.cache_folder != nullptr, "cache_folder: blocks that leave the pools"},
+      {options.cache_store != nullptr, "cache_store: blocks that leave the pools"},
+      {options.preemption == DHLO_PREEMPTION_SWAP, "preemption: what is swapped"},
+      {step_.has_states(), "the model keeps states of sequences, which"},
+      {step_.adapters() != nullptr, "the step was compiled with room for adapters, which"}};
+  for (const auto& [wrong, what] : refused)
+    if (wrong) refuse(std::string(what) + " would be of one process alone: not with a communicator");
+  need_between(options.peer_timeout_ns, 0, INT64_MAX, "peer_timeout_ns");
+  shards_ = std::make_unique<Shards>(*options.communicator, peer_timeout(options.peer_timeout_ns));
+  step_.open(shards_.get());
+  shards_->join(true);
+}
 
 Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
     : process_(getpid()),
@@ -126,7 +144,8 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   if (step_.has_states() && (options.cache_folder != nullptr || options.cache_store != nullptr))
     refuse(std::string(options.cache_folder != nullptr ? "cache_folder" : "cache_store") +
            ": the model keeps states of sequences, which no blocks have: give none for such");
-  const CacheOptions how = cache_options(step_, options);
+  if (options.communicator != nullptr) open_shards(options);
+  const CacheOptions how = cache_options(step_, options, shards_ != nullptr ? shards_->size() : 1);
   auto made = Cache::create(how);
   if (!made.ok()) throw Error(made.status(), made.text());
   cache_ = std::move(made.value());
@@ -147,6 +166,12 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   sampler_ = std::make_unique<Sampler>(step_.vocabulary(), step_.dtype());
   allowed_.resize(static_cast<size_t>((step_.vocabulary() + 31) / 32));
   step_.attach(*cache_, max_step_tokens_, sequences);
+  if (shards_ != nullptr) {
+    cache_->note_copies();
+    shards_->plan({how.num_blocks, max_step_tokens_, sequences}, step_.kind());
+    if (!shards_->agree(true))
+      throw Error(DHLO_HOST, "another process can't follow this engine: its own error says why");
+  }
   if (step_.adapters() != nullptr) step_.set_adapters(adapters_.weights());
   if (options.draft_model != nullptr && options.draft_tokens > 0) {
     DrafterOptions drafts;

@@ -59,6 +59,18 @@ dhlo_status dhlo_engine_create(dhlo_model* model, const dhlo_engine_options* opt
   });
 }
 
+dhlo_status dhlo_engine_follow(dhlo_model* model, const dhlo_engine_options* options) {
+  return guard([&] {
+    need(model, "dhlo_engine_follow: model");
+    const dhlo_engine_options given =
+        dhlo::read_struct(options, dhlo_engine_options_init, offsetof(dhlo_engine_options, event_ctx) + sizeof(void*),
+                          "dhlo_engine_follow: options");
+    need(given.communicator, "dhlo_engine_follow: communicator");
+    if (given.peer_timeout_ns < 0) dhlo::serve::refuse("dhlo_engine_follow: peer_timeout_ns is negative");
+    dhlo::serve::follow(model, *given.communicator, dhlo::serve::peer_timeout(given.peer_timeout_ns));
+  });
+}
+
 dhlo_status dhlo_engine_close(dhlo_engine* engine) {
   return guard([&] {
     need(engine, "dhlo_engine_close: engine");

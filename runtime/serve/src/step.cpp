@@ -115,11 +115,29 @@ int64_t Step::block_bytes() const {
   return bytes;
 }
 
-void Step::attach(Cache& cache, int64_t max_tokens, int64_t max_sequences) {
+void Step::open(Shards* shards) {
+  dhlo_session_options options;
+  dhlo_session_options_init(&options);
+  if (shards != nullptr) options.communicator = shards->communicator();
   dhlo_session* session = nullptr;
-  if (const dhlo_status status = dhlo_session_create(model_.get(), nullptr, &session); status != DHLO_OK)
+  if (const dhlo_status status = dhlo_session_create(model_.get(), &options, &session); status != DHLO_OK)
     throw Error(status, dhlo_last_error());
   session_.reset(session);
+  shards_ = shards;
+}
+
+std::vector<int64_t> Step::kind() const {
+  std::vector<int64_t> kind = {vocabulary_, dtype_, block_slots(), max_positions(), paging_->num_pools, kept_input_};
+  for (int64_t g = 0; g < paging_->num_groups; ++g) kind.push_back(paging_->groups[g].window);
+  for (int64_t i = 0; i < dhlo_model_num_inputs(model_.get()); ++i) {
+    const dhlo_abi_value* value = dhlo_model_input(model_.get(), i);
+    kind.insert(kind.end(), {value->dtype, value->rank});
+  }
+  return kind;
+}
+
+void Step::attach(Cache& cache, int64_t max_tokens, int64_t max_sequences) {
+  if (session_ == nullptr) open(nullptr);
   cache_ = &cache;
   for (std::vector<int64_t>* each : {&ids_, &positions_, &kept_}) each->reserve(static_cast<size_t>(max_tokens));
   chosen_.reserve(static_cast<size_t>(max_tokens));
@@ -143,6 +161,9 @@ void Step::attach(Cache& cache, int64_t max_tokens, int64_t max_sequences) {
     set(input, cache.pool(p), {value->sizes[0], slots, value->sizes[2]});
   }
   make_states(max_sequences);
+  for (size_t i = 0; i < inputs_.size(); ++i) told_sizes_.push_back(sizes_[i].data());
+  for (size_t i = 0; i < inputs_.size(); ++i)  // pools and states stay where they are
+    if (inputs_[i].data == nullptr) told_.push_back(static_cast<int64_t>(i));
   clear();
 }
 
@@ -247,6 +268,19 @@ void Step::fill_tables() {
   }
 }
 
+dhlo_status Step::call() {
+  const dhlo_status status = dhlo_session_run(session_.get(), inputs_.data(), static_cast<int64_t>(inputs_.size()));
+  if (status != DHLO_OK) error_ = dhlo_session_error(session_.get());
+  return status;
+}
+
+dhlo_status Step::repeat() {
+  shards_->read({inputs_.data(), inputs_.size()}, {told_sizes_.data(), told_sizes_.size()},
+                {told_.data(), told_.size()});
+  error_.clear();
+  return call();
+}
+
 dhlo_status Step::run() {
   const auto count = static_cast<int64_t>(ids_.size()), sequences = static_cast<int64_t>(lengths_.size());
   set(ids_input_, ids_.data(), {1, count, 0});
@@ -259,12 +293,20 @@ dhlo_status Step::run() {
   for (Group& group : groups_) set(group.slots_input, group.slots.data(), {count, 0, 0});
   if (adapters() != nullptr) set(adapters()->chosen, chosen_.data(), {count, 0, 0});
   fill_tables();
-  dhlo_status status = dhlo_session_run(session_.get(), inputs_.data(), static_cast<int64_t>(inputs_.size()));
-  error_ = "";
-  if (status != DHLO_OK) {
-    error_ = dhlo_session_error(session_.get());
-    return status;
+  error_.clear();
+  if (shards_ != nullptr) {
+    const std::vector<BlockCopy>& copies = cache_->copies();
+    const bool told =
+        shards_->tell({copies.data(), copies.size()}, {inputs_.data(), inputs_.size()}, {told_.data(), told_.size()});
+    cache_->clear_copies();
+    if (!told) {
+      error_ = shards_->error();
+      return DHLO_HOST;
+    }
   }
+  dhlo_status status = call();
+  if (status != DHLO_OK && shards_ != nullptr) shards_->fail(error_);
+  if (status != DHLO_OK) return status;
   dhlo_tensor logits;
   status = dhlo_session_output(session_.get(), 0, &logits);
   const int64_t rows = kept_input_ >= 0 ? static_cast<int64_t>(kept_.size()) : count;

@@ -4,12 +4,14 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cache.hpp"
 #include "dhlo/runtime.h"
 #include "pages.hpp"
 #include "populate.hpp"
+#include "shards.hpp"
 
 namespace dhlo::serve {
 
@@ -37,7 +39,12 @@ class Step {
   // Whether it keeps states of fixed size of sequences, which can't go back to fewer tokens.
   bool has_states() const { return paging_->num_states > 0; }
 
-  // Makes the session and the buffers. Calls then read and write the cache's pools.
+  // Makes the session, which does collective operations by `shards` (null: the step has none), where each call is told
+  // to the others. Not needed before attach() without them.
+  void open(Shards* shards);
+  // What must be alike in all processes that run a step together.
+  std::vector<int64_t> kind() const;
+  // Makes the buffers. Calls then read and write the cache's pools.
   void attach(Cache& cache, int64_t max_tokens, int64_t max_sequences);
 
   // A place for the states of a sequence that begins, and back; there are as many as sequences. -1 without states.
@@ -56,7 +63,9 @@ class Step {
   int64_t tokens() const { return static_cast<int64_t>(ids_.size()); }
   // If it fails, error() says why, and contents of blocks of these sequences behind their ends are undefined.
   dhlo_status run();
-  const char* error() const { return error_; }
+  const char* error() const { return error_.c_str(); }
+  // The call that another process has told of, in one that follows it. Logits aren't looked at.
+  dhlo_status repeat();
   // Of the last call, of a row; valid until the next.
   const void* logits(int64_t row) const { return logits_ + row * row_bytes_; }
   // Stops a call that is in progress, from any thread.
@@ -84,6 +93,7 @@ class Step {
   void set(int64_t input, void* data, const Sizes& sizes);
   void make_states(int64_t max_sequences);
   void fill_tables();
+  dhlo_status call();
 
   std::unique_ptr<dhlo_model, Release> model_;
   std::unique_ptr<dhlo_session, Release> session_;
@@ -101,7 +111,10 @@ class Step {
   std::vector<dhlo_tensor> inputs_;
   std::vector<Sizes> sizes_;
   const uint8_t* logits_ = nullptr;
-  const char* error_ = "";
+  std::string error_;
+  Shards* shards_ = nullptr;
+  std::vector<int64_t> told_;         // inputs that are of a call: all but those that stay
+  std::vector<int64_t*> told_sizes_;  // of each input
 };
 
 }  // namespace dhlo::serve

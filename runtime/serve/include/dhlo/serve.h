@@ -122,7 +122,14 @@ typedef struct dhlo_engine_options {
                                     back, and may call none of the engine's. NULL: none */
   int32_t preemption;            /* a dhlo_preemption; default DHLO_PREEMPTION_RECOMPUTE */
   int32_t reserved2;
-  int64_t swap_bytes; /* memory of what is swapped out at most; 0: as much as the pools */
+  int64_t swap_bytes;                    /* memory of what is swapped out at most; 0: as much as the pools */
+  const dhlo_communicator* communicator; /* the other processes that run a step with collective operations together with
+                                            this one, number 0 of its only process group: they call dhlo_engine_follow.
+                                            Copied; its ctx must outlive the engine. Hooks are called on the thread that
+                                            runs steps, also where there are none, at least each quarter of
+                                            peer_timeout_ns: an engine without a thread of its own needs
+                                            dhlo_engine_step as often. NULL: none, and such steps are refused */
+  int64_t peer_timeout_ns;               /* so long an operation with them takes at most; 0: a minute */
 } dhlo_engine_options;
 
 DHLO_API void dhlo_engine_options_init(dhlo_engine_options* options);
@@ -133,6 +140,11 @@ DHLO_API dhlo_status dhlo_engine_create(dhlo_model* model, const dhlo_engine_opt
  * or a store, writes there what is kept, for 5 seconds at most. What happened can still be polled. Later requests are
  * refused with DHLO_BUSY. DHLO_INVALID_ARGUMENT if a hook calls it. */
 DHLO_API dhlo_status dhlo_engine_close(dhlo_engine* engine);
+/* In each other process that runs a step together with an engine's, with its own part of the model: does what the
+ * engine tells, until that is closed. Takes no requests and gives no events. Of the options only `communicator` and
+ * `peer_timeout_ns` are read. DHLO_HOST when the communicator fails, as when process 0 is gone, or silent for longer
+ * than the timeout; then nothing of the group goes on: the processes are to be connected anew. */
+DHLO_API dhlo_status dhlo_engine_follow(dhlo_model* model, const dhlo_engine_options* options);
 /* Closes it and frees it. NULL is allowed. No other call may be in progress, or come later. Does nothing if a hook
  * calls it. */
 DHLO_API void dhlo_engine_destroy(dhlo_engine* engine);

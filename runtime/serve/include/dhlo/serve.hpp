@@ -86,6 +86,12 @@ class Engine {
   dhlo_engine* engine_ = nullptr;
 };
 
+// Runs the steps of another process's engine, of which the options have the communicator, until that is closed.
+inline void follow(const Model& model, const dhlo_engine_options& options) {
+  const dhlo_status status = dhlo_engine_follow(model.get(), &options);
+  if (status != DHLO_OK) throw RuntimeError(status, dhlo_serve_last_error());
+}
+
 }  // namespace dhlo
 
 #endif

@@ -8,6 +8,7 @@
     add-adapters      products with constants add what an argument says of a token's adapter: adapt
     separate-state    weight -> state, for what the program changes
     cse .. cse-again  rewrites that hold for all sizes; among them expand-adapters: adapt -> low_rank, and what adds it
+    multiply-bytes    products of activations that the program quantises, with quantised weights: matmul -> rounded_matmul of bytes
     update-parts, quantise-caches        what is written in place; caches of attention in fewer bits
     own-results       memory of its own for every result
     narrow-images     images of convolutions are stored in the type that they are rounded to
@@ -71,6 +72,7 @@ from dhlo.passes.grow import grow
 from dhlo.passes.hoist_slices import hoist_slices
 from dhlo.passes.integer_convolutions import integer_convolutions
 from dhlo.passes.merge_matmuls import merge_matmuls
+from dhlo.passes.multiply_bytes import multiply_bytes
 from dhlo.passes.narrow_images import narrow_images
 from dhlo.passes.narrow_products import narrow_products
 from dhlo.passes.own_results import own_results
@@ -175,6 +177,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("simplify-again", plain(simplify)),
     Pass("cse-again", plain(cse)),
     Pass("integer-convolutions", integer_convolutions),
+    Pass("multiply-bytes", multiply_bytes),
     Pass("expand-dequantize", expand_dequantize),
     Pass("update-parts", plain(update_parts)),
     Pass("quantise-caches", quantise_caches),

@@ -108,14 +108,15 @@ def experts() -> Part:
     return Part([(t("f32", 2, "n", K), within(-1, 1))], body, tol={"f32": 1e-4}, atol=1e-4, label="experts")
 
 
-def rounded(code: str, parameters: Sequence[str], group: int) -> Part:
-    """A product of rows that are rounded to int8."""
+def rounded(code: str, parameters: Sequence[str], group: int, dtype: str = "f32") -> Part:
+    """A product of rows that are rounded to int8, or are such."""
 
     def body(x: Any) -> list[Any]:
         w = build(mv.Transpose, [dequantized(code, f"codes.{code}", parameters)], {"perm": [1, 0]}).results[0]
         return [build(compute.RoundedMatmul, [x, w], {"group": group}).results[0]]
 
-    return Part([(t("f32", "n", K), within(-1, 1))], body, tol={"f32": 1e-4}, atol=1e-3, label=f"rounded {code} {parameters}")
+    values = within(-128, 127) if dtype == "i8" else within(-1, 1)
+    return Part([(t(dtype, "n", K), values)], body, tol={"f32": 1e-4}, atol=1e-3, label=f"rounded {code} {parameters} {dtype}")
 
 
 def rounded_experts() -> Part:
@@ -136,7 +137,13 @@ CASES: dict[str, list[Part]] = {
         convolution(),
         experts(),
     ],
-    "dhlo.rounded_matmul": [rounded("i8", BLOCKS, 4), rounded("i4", ROWS[:1], K), rounded("f4e2m1fn", ROWS, K)],
+    "dhlo.rounded_matmul": [
+        rounded("i8", BLOCKS, 4),
+        rounded("i4", ROWS[:1], K),
+        rounded("f4e2m1fn", ROWS, K),
+        rounded("i8", BLOCKS, 4, "i8"),
+        rounded("ui4", ROWS, K, "i8"),
+    ],
     "dhlo.rounded_grouped_matmul": [rounded_experts()],
     "dhlo.conv_bytes": [
         *(bytes_(d, ["n", 6, "m + 1", 9], "conv", ["n", 40, "m + 1", 9], z, padding=[1, 1]) for d, z in (("ui8", 200), ("i8", -3))),

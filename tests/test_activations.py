@@ -91,3 +91,40 @@ def test_rows_of_experts() -> None:
     got, near = rounded(x, offsets), plain(x, offsets)
     assert not torch.equal(got, near)
     torch.testing.assert_close(got, near, rtol=0.02, atol=0.02 * float(near.float().abs().max()))
+
+
+class Dynamic(nn.Module):
+    """Rows that the program rounds to bytes itself: by scale and zero point of each, and unsigned ones by numbers."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(0)
+        self.dtype = dtype
+        self.register_buffer("codes", torch.randint(-8, 8, (96, 128), generator=g, dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(96, 4, generator=g) / 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        w = (self.codes.view(96, 4, 32) * self.scale[..., None]).view(96, 128).to(self.dtype)
+        low, high = torch.aminmax(x.float(), dim=-1, keepdim=True)
+        scale = ((high.clamp(min=0) - low.clamp(max=0)) / 255).clamp(min=1e-12)
+        zero = (-128 - (low.clamp(max=0) / scale).round()).to(torch.int8)
+        q = ((x / scale).round() + zero).clamp(-128, 127).to(torch.int8)
+        rows = ((q.float() - zero) * scale).to(self.dtype)
+        u = (x.float() * 16 + 100).round().clamp(0, 255).to(torch.uint8)
+        return rows @ w.T, ((u.float() - 100) * 0.0625).to(self.dtype) @ w.T
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_that_the_program_makes(dtype: torch.dtype) -> None:
+    module, texts = Dynamic(dtype), {}
+    ep = torch.export.export(module, (torch.randn(3, 128, dtype=dtype),), dynamic_shapes=({0: torch.export.Dim("n", max=1000)},))
+    model = dhlo.compile(ep, dump=texts.__setitem__)
+    assert texts["fuse"].count("dhlo.rounded_matmul") == 2
+    for n in (0, 1, 2, 33):
+        x = torch.randn((n, 128), generator=torch.Generator().manual_seed(n)).to(dtype)
+        if n > 2:
+            x[2], x[1] = 0, x[1].abs()
+        want = module(x) if n else (torch.empty(0, 96, dtype=dtype),) * 2
+        for g, w in zip(model(x), want, strict=True):
+            bound = (1e-5 if dtype == torch.float32 else 2e-2) * max([1.0, *w.float().abs().flatten()])
+            torch.testing.assert_close(g, w, rtol=0, atol=bound)

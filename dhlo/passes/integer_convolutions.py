@@ -17,7 +17,7 @@ from dhlo.ir.ops.quantised import Dequantize, along
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
 
-__all__ = ["integer_convolutions"]
+__all__ = ["integer_convolutions", "new_weight"]
 
 Weights = dict[str, torch.Tensor]
 
@@ -88,7 +88,7 @@ def _scale_after(op: Any, weights: Weights) -> bool:
             if values is None:
                 return False
             code = "i4" if values.numel() and -8 <= int(values.min()) and int(values.max()) <= 7 else "i8"
-            codes = _weight(f"{_name(codes)}.{code}", values, weights)
+            codes = new_weight(f"{_name(codes)}.{code}", values, weights)
         plain = build(Dequantize, [codes], {"code": code, "dtype": "f32"}).results[0]
         attrs = {n: attr(op, n) for n in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")}
         sums = build(Conv, [op.operands[0], plain], attrs, results=[y]).results[0]
@@ -156,7 +156,7 @@ def _kernel(v: Value, weights: Weights) -> tuple[Value, torch.Tensor] | None:
         return None
     if q.dtype == torch.int8 and len(parameters) < 2:
         return op.operands[0], scale
-    return _weight(f"{_name(op.operands[0])}.i8", values, weights), scale
+    return new_weight(f"{_name(op.operands[0])}.i8", values, weights), scale
 
 
 def _by_channel(scale: torch.Tensor, q: torch.Tensor) -> torch.Tensor | None:
@@ -184,7 +184,7 @@ def _spread(factors: torch.Tensor, name: str, y: TensorType, weights: Weights) -
     if factors.numel() == 1:
         out: Value = build(Full, [], {"value": repr(float(factors))}, results=[y]).results[0]
     else:
-        out = build(Broadcast, [_weight(name, factors, weights)], {"dims": [1]}, results=[y]).results[0]
+        out = build(Broadcast, [new_weight(name, factors, weights)], {"dims": [1]}, results=[y]).results[0]
     return out
 
 
@@ -193,7 +193,7 @@ def _name(w: Value) -> str:
     return name
 
 
-def _weight(name: str, data: torch.Tensor, weights: Weights) -> Value:
+def new_weight(name: str, data: torch.Tensor, weights: Weights) -> Value:
     """A new constant."""
     free = next(n for k in range(len(weights) + 1) if (n := f"{name}.{k}" if k else name) not in weights)
     weights[free] = data.contiguous()

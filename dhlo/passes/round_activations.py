@@ -16,7 +16,7 @@ from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.ops.sequence import GroupedMatmul, RoundedGroupedMatmul
 from dhlo.ir.types import from_mlir
 
-__all__ = ["check_activations", "request_activations", "round_activations", "rounded_products"]
+__all__ = ["check_activations", "integer_group", "request_activations", "round_activations", "rounded_products"]
 
 _REQUEST, _REPORT = "dhlo.activations", "dhlo.rounded"  # attributes of the module
 _INTEGERS: Final = {"i8": 4, "ui8": 4, "i4": 8, "ui4": 8, "f4e2m1fn": 8}
@@ -58,8 +58,9 @@ def round_activations(module: Module) -> None:
     count = 0
     for block in bodies(module):
         for op in list(walk(block)):
-            group = _group(op)
+            group = integer_group(op)
             if group is None:
+                count += isinstance(op, RoundedMatmul)  # the program's own
                 continue
             with ir.InsertionPoint(op.operation), op.location:
                 to = RoundedMatmul if isinstance(op, Matmul) else RoundedGroupedMatmul
@@ -70,8 +71,9 @@ def round_activations(module: Module) -> None:
     module.operation.attributes[_REPORT] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), count)
 
 
-def _group(op: Any) -> int | None:
-    """Steps of k that share a scale of a product's weights; None where rows aren't rounded."""
+def integer_group(op: Any) -> int | None:
+    """Steps of k that share a scale of a product's weights, where these are quantised integers that kernels multiply as such; else
+    None."""
     if not isinstance(op, (Matmul, GroupedMatmul)) or from_mlir(op.operands[0]).dtype.name not in ("f32", "f16", "bf16"):
         return None
     found = coded(op.operands[1])

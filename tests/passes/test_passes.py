@@ -30,6 +30,7 @@ OTHER_RESULTS = {
     "round-activations",
     "recurrent-states",
 }  # passes that change what the function gives
+CANCELS = {"multiply-bytes"}  # what adds up numbers that were zero together before
 TESTED = [p for p in REWRITES if not p.name.endswith("-again")]
 
 
@@ -50,7 +51,7 @@ def test_pass(tested: Pass, golden: Golden) -> None:
         golden(HERE / f"{tested.name}.golden.mlir", str(module))
         for x, results in zip(calls, want, strict=bool(want)):
             for a, b in zip(interp.run(module, x, weights), results, strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-3 if tested.name in CANCELS else 1e-6)
         again = str(mlir.ir.Module.parse(str(module)))
         assert again == str(module)
 

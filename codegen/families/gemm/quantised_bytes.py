@@ -72,16 +72,18 @@ def _rounded(fn: Fn, x: V, k: V, lanes: int, up: V) -> V:
     return fn.unary("roundeven", fn.mul(fn.bitcast(known, F32), fn.splat(up, lanes)))
 
 
-def _emit_to_bytes(module: KernelModule) -> str:
+def _emit_to_bytes(module: KernelModule, *, rounds: bool) -> str:
     """Emits `block_to_bytes(x, size, dst, pitch, info, weight)` once: rounds the `size` numbers of a block at x, a multiple of 4,
-    to int8, four of them at every `pitch` bytes from dst on, and writes `info`, whose last entry is `weight` times their sum."""
-    name = "block_to_bytes"
+    to int8, four of them at every `pitch` bytes from dst on, and writes `info`, whose last entry is `weight` times their sum. Where
+    it doesn't round, they are such integers."""
+    name = f"block_to_bytes{'' if rounds else '_as_given'}"
     if name in module.functions:
         return name
     names = [("x", PTR), ("size", I64), ("dst", PTR), ("pitch", I64), ("info", PTR), ("weight", I32)]
     fn = Fn(module, name, names, noinline=True)
     x, size, dst, pitch, info, weight = fn.args
-    scaled = _scales(fn, x, size)
+    one = fn.const(1.0, F32)
+    scaled = _scales(fn, x, size) if rounds else _Scaled(one, one)
 
     def write(k: V, lanes: int, total: V) -> V:
         q = fn.cast(_rounded(fn, x, k, lanes, scaled.up), I32)
@@ -244,7 +246,7 @@ class _Rows:
     def prepare(self, i: V, mr: V, elem: str, a: V, sm: V, sk: V) -> None:
         """Makes the bytes of a pass of the `mr` rows at `a`."""
         fn, depth = self.fn, self.coding.form.depth
-        widen, to_bytes = emit_widen_row(fn.module, elem), _emit_to_bytes(fn.module)
+        widen, to_bytes = emit_widen_row(fn.module, elem), _emit_to_bytes(fn.module, rounds=elem != I8)
         less = fn.const(-dot_bias(fn.target, self.coding.form), I32)
         at, info = self.of_pass(i, mr)
         pitch = fn.mul(mr, 4)

@@ -77,19 +77,20 @@ class CodedPanels:
 
 
 def rounded_steps(op: Op) -> int:
-    """The steps of k of a product whose rows, rounded to int8, share a scale; 0 where they aren't rounded."""
+    """The steps of k of a product whose rows, rounded to int8 or given so, share a scale; 0 where they aren't."""
     return min(attr(op, "group"), ROUNDED) if isinstance(op, (RoundedMatmul, RoundedGroupedMatmul)) else 0
 
 
 @dataclass(frozen=True)
 class QuantisedMatmul:
     """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n] with B a `QuantisedMatrix`, in f32, handed to an epilogue as `Matmul`
-    does. `elem` is that of A, f32, bf16 or f16.
+    does. `elem` is that of A, f32, bf16 or f16, or i8 where `block` isn't 0.
 
     Few rows scale partial sums of groups, more rows multiply by the numbers that codes stand for: results differ by rounding.
 
     Where `block` isn't 0, A is rounded to int8 as it's read, each so many steps of a group of k with a scale of their own: products
-    are then those of integers, or, on targets that don't multiply bytes, of the numbers that these stand for.
+    are then those of integers, or, on targets that don't multiply bytes, of the numbers that these stand for. A of i8 stays as it
+    is.
     """
 
     elem: str
@@ -110,6 +111,11 @@ class QuantisedMatmul:
     def _widens(self) -> bool:
         """Whether many rows of A become f32 in memory first."""
         return self.elem == BF16 or self.block > 0
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether rows are rounded as they're read."""
+        return self.block > 0 and self.elem != I8
 
     @property
     def _by_bytes(self) -> bool:
@@ -162,9 +168,9 @@ class QuantisedMatmul:
         if self._by_bytes:
             emit_byte_rows(module, self.elem, self.coding)
             return
-        emit_few(module, self.elem, self.coding, rounded=self.block > 0)
+        emit_few(module, self.elem, self.coding, rounded=self._rounds)
         if self._widens and not self._always_few:
-            _emit_widen(module, self.elem, rounded=self.block > 0)
+            _emit_widen(module, self.elem, rounded=self._rounds)
 
     def emit_launch(self, host: HostContext, x: Operands) -> None:
         """Emits the choice and the launches. Of `x`, `b` is the packed matrices' address, `b_strides` are their batches' in
@@ -251,7 +257,7 @@ class QuantisedMatmul:
         rows = fn.min(x.m, fn.mul(per, most))
         scratch = fn.add(fn.mul(rows, row), 4 * most * COLUMNS)
         host.launch(
-            emit_few(host.module, self.elem, self.coding, rounded=self.block > 0),
+            emit_few(host.module, self.elem, self.coding, rounded=self._rounds),
             [x.a, *x.a_strides, x.b, *x.b_strides[:2], *sizes, x.epilogue, x.epilogue_args],
             count,
             grain,
@@ -264,9 +270,11 @@ class QuantisedMatmul:
         assert x.workspace is not None
         rows = fn.mul(fn.mul(*x.batch), x.m)
         batch0, batch1, row, column = x.a_strides
-        cuts = [fn.i64(n) for n in (self.matrix.groups, self.matrix.units * depth, self.block_units * depth)] if self.block else []
+        cuts = (
+            [fn.i64(n) for n in (self.matrix.groups, self.matrix.units * depth, self.block_units * depth)] if self._rounds else []
+        )
         host.launch(
-            _emit_widen(host.module, self.elem, rounded=self.block > 0),
+            _emit_widen(host.module, self.elem, rounded=self._rounds),
             [x.a, batch0, batch1, row, column, fn.max(x.batch[1], 1), fn.max(x.m, 1), x.k, pitch, *cuts, x.workspace],
             rows,
             grain_of(host, self.matrix.k * _WIDEN_WORK),

@@ -89,6 +89,8 @@ def emit_widen_row(module: KernelModule, elem: str) -> str:
     def wide(x: V) -> V:
         if elem == "f16":
             return fn.cast(fn.bitcast(x, elem), F32)
+        if elem == I8:
+            return fn.cast(x, F32)
         return fn.bitcast(fn.shl(fn.cast(x, I32, signed=False), 16), F32) if elem == "bf16" else x
 
     memory = "i16" if elem in ("bf16", "f16") else elem

@@ -50,12 +50,15 @@ class GemmFamily(ChoiceFamily):
         elem = self.a_type.dtype.name
         if elem not in (F32, F64, BF16, F16, I8, "ui8"):
             raise CompileError(f"matmul of {elem} has no kernel yet", where=where(op))
-        tiles = low.tiles.of_bytes(unsigned=elem == "ui8") if elem in (I8, "ui8") else low.tiles
+        of_bytes = elem in (I8, "ui8") and self.b_type.dtype.name == I8
+        tiles = low.tiles.of_bytes(unsigned=elem == "ui8") if of_bytes else low.tiles
         elem = self.b_type.dtype.name
         rest = self.b_type.shape[-1] % tiles.nr(elem)
         self.matmul = Matmul(elem, tiles, narrow=not rest.is_Integer or 0 < int(rest) <= tiles.lanes(elem))
         self.a = low.view(group, op.operands[0])
         self.coded = None if elem == F64 else low.quantised(op.operands[1])
+        if self.coded is None and self.a_type.dtype.name == I8 and not of_bytes:
+            raise CompileError(f"product of bytes with {self.b_type} that is no codes has no kernel", where=where(op))
         self.matrices, dims = _repeated(op.operands[1])
         self.weight = None if self.coded is not None else low.constant_value(self.matrices)
         self.b = None if self.coded is not None or self.weight is not None else low.view(group, op.operands[1])
@@ -86,7 +89,7 @@ class GemmFamily(ChoiceFamily):
 
     def _emit_coded(self, matrix: QuantisedMatrix) -> None:
         """Kernels for codes, and these as a constant."""
-        self.product = QuantisedMatmul(self.matmul.elem, self.matmul.spec, matrix, self.matmul.narrow, rounded_steps(self.op))
+        self.product = QuantisedMatmul(self.a_type.dtype.name, self.matmul.spec, matrix, self.matmul.narrow, rounded_steps(self.op))
         self.product.emit_kernels(self.low.module)
         key = ("coded", self.low.constant_key(self.op.operands[1]))
         self.packed = self.low.constants.add(key, matrix.bytes, matrix.pack)

@@ -147,7 +147,8 @@ class Matmul(Op, name="matmul"):
 class RoundedMatmul(Op, name="rounded_matmul"):
     """`matmul` whose rows are rounded to int8 as they are read (dynamic quantisation): in each group of `group` steps of K, of each
     256 steps at most by a scale of their own (see `round_rows`). The right side is a `dequantize` of integers; products with it
-    may be of integers, which are exact. Where it has no kernel as codes, rows stay as they are."""
+    may be of integers, which are exact. Where it has no kernel as codes, rows stay as they are. Rows of i8 are taken as they are,
+    the result is f32 then."""
 
     kind = Kind.MATMUL
     lhs: Tensor
@@ -157,12 +158,16 @@ class RoundedMatmul(Op, name="rounded_matmul"):
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
-        if not operands[0].dtype.is_float:
-            raise TypeError_(f"{operands[0]} can't be rounded")
+        x, w = operands
+        if x.dtype.name == "i8":
+            return Matmul.infer([x.with_dtype("f32"), w.with_dtype("f32")], attrs)
+        if not x.dtype.is_float:
+            raise TypeError_(f"{x} can't be rounded")
         return Matmul.infer(operands, attrs)
 
     def reference(self, args: Args, sizes: Any) -> Args:
-        y = torch.matmul(round_rows(args[0], attr(self, "group")), args[1].float())
+        x, w = args
+        y = torch.matmul(x.float() if x.dtype == torch.int8 else round_rows(x, attr(self, "group")), w.float())
         return [y.to(from_mlir(self.results[0]).dtype.torch)]
 
     def flops(self) -> sympy.Expr:

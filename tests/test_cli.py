@@ -200,6 +200,12 @@ def test_compile_refuses(program: Path, tmp_path: Path) -> None:
     assert "is not a folder" in call("compile", program, "-o", tmp_path / "no" / "model.so", code=1)[1]
     assert "'exe' is none of so, obj" in call("compile", program, "--emit", "exe", code=2)[1]
     assert "module 'nosuchmodule' can't be imported" in call("compile", program, "--import", "nosuchmodule", code=1)[1]
+    for wrong in ("x", "", "-1", "16:", "16:8:", "16::", "16:8:q_proj,", "16:8:q_proj:v_proj,", "99999999", "１"):
+        assert f"'{wrong}' is not RANK[:ADAPTERS[:TARGETS]]" in call("compile", program, "--lora", wrong, code=1)[1]
+    out = ("-o", tmp_path / "model.so")
+    for right in ("16", "16:8", "16:8:q_proj,v_proj"):
+        assert "the program is no step over sequences" in call("compile", program, *out, "--lora", right, code=1)[1]
+    assert "max_rank=0" in call("compile", program, *out, "--lora", "0:8", code=1)[1]
 
 
 def test_weights_in_fewer_bits(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,16 @@ from transformers import AutoModelForCausalLM, BertConfig, BertModel
 from typer.testing import CliRunner
 
 from dhlo.cli import app
+from dhlo.codegen.backends.artifact import Artifact
 from dhlo.errors import CompileError, DhloError
-from dhlo.serve import folder as folders
+from dhlo.serve import compiling
+from dhlo.serve.compiling import FolderProgram
 from dhlo.serve.engine import Engine
-from dhlo.serve.folder import Served, _Compiling, open_folder
+from dhlo.serve.folder import Served, StepProgram, open_folder
 from dhlo.serve.server import ServerOptions, make_app
 from dhlo.serve.tokens import TextStream
 from dhlo.serve.types import EngineOptions, Event, SamplingParams
+from tests.adapters import merged, random_pairs, write_folder
 from tests.serving import WORDS, make_folder
 
 AGAIN = """\
@@ -72,8 +77,10 @@ from dhlo.errors import CompileError
 from dhlo.serve.folder import open_folder
 folder, cache, said = pathlib.Path(sys.argv[1]), sys.argv[2], []
 served = open_folder(folder, cache=cache, progress=said.append, apart=True)
-assert "generate code" in said, said
-if cache:
+assert said.count("generate code") == 1, said
+if cache.endswith("json"):  # no folder: it can't keep a file
+    pass
+elif cache:
     assert open_folder(folder, cache=cache).digest == served.digest
 else:
     (folder / "model.safetensors").unlink()
@@ -87,7 +94,9 @@ print([v["name"] for v in served.step.inputs], {"torch", "transformers"} & set(s
 """
 
 
-@pytest.mark.parametrize("cache", ["cache", pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "cache", ["cache", pytest.param("", marks=pytest.mark.slow), pytest.param("m/config.json", marks=pytest.mark.slow)]
+)
 def test_the_first_start_leaves_no_torch(started: tuple[Path, Path, Served], tmp_path: Path, cache: str) -> None:
     """What compiles is a process of its own, whose errors come back."""
     folder = shutil.copytree(started[0], tmp_path / "m")
@@ -95,6 +104,38 @@ def test_the_first_start_leaves_no_torch(started: tuple[Path, Path, Served], tmp
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == f"{[v['name'] for v in started[2].step.inputs]} set()"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Failing(FolderProgram):
+    """Its process ends as `how` says."""
+
+    how: str
+
+    def compile(self) -> Artifact:
+        if self.how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise {"memory": MemoryError(), "file": OSError(28, "No space left", "x"), "bug": KeyError("the weight")}[self.how]
+
+    def about(self) -> dict[str, Any]:
+        return {}
+
+    def files(self) -> list[Path]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ("killed", "has ended: SIGKILL, perhaps for want of memory"),
+        ("memory", "has not enough memory"),
+        ("file", "No space left.*: 'x'"),
+        ("bug", r"has failed:\n(.|\n)*in compile(.|\n)*KeyError: 'the weight'"),
+    ],
+)
+def test_how_the_process_that_compiles_fails_is_told(tmp_path: Path, how: str, match: str) -> None:
+    with pytest.raises(DhloError, match=match):
+        _Failing(folder=tmp_path, progress=lambda _: None, apart=True, how=how).open(None)
 
 
 class _CompiledError(Exception):
@@ -108,7 +149,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Any) -> None:
         raise _CompiledError
 
-    monkeypatch.setattr(folders._Compiling, "_compile", refuse)
+    monkeypatch.setattr(StepProgram, "compile", refuse)
 
 
 @pytest.mark.usefixtures("compiles")
@@ -121,6 +162,10 @@ def test_whatever_changes_the_step_compiles_again(started: tuple[Path, Path, Ser
     with monkeypatch.context() as patch, pytest.raises(_CompiledError):
         patch.setenv("DHLO_TARGET", "x86-64-v3")
         open_folder(folder, cache=str(cache))
+    for what in ("_transformers", "compiler_version"):  # whose modules are compiled, and PyTorch and the compiler
+        with monkeypatch.context() as patch, pytest.raises(_CompiledError):
+            patch.setattr(compiling, what, lambda: "another")
+            open_folder(folder, cache=str(cache))
     copy = shutil.copytree(folder, tmp_path / "copy")
     with pytest.raises(_CompiledError):
         open_folder(copy, cache=str(cache))
@@ -255,6 +300,29 @@ def test_generate_on_the_command_line(started: tuple[Path, Path, Served], engine
     assert long.exit_code == 1 and "tokens; 1 to 511 are taken" in long.output
 
 
+@pytest.mark.slow
+def test_generate_by_an_adapter(started: tuple[Path, Path, Served], tmp_path: Path) -> None:
+    folder, cache, served = started
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    pairs = random_pairs(model, ("q_proj", "up_proj"), 4, 0, 0.5)
+    adapters = {name: write_folder(tmp_path / name, pairs, lora_alpha=alpha) for name, alpha in (("a", 4), ("b", 40))}
+    options = ["--cache", str(cache), "--cache-gb", "0.01", "--temperature", "0", "--max-tokens", "12", "--max-lora-rank", "4"]
+    both = [x for name, path in adapters.items() for x in ("--lora-modules", f"{name}={path}")]
+    for name, scale in (("a", 1.0), ("b", 10.0)):
+        result = CliRunner().invoke(app, ["generate", str(folder), "The pass", *options, *both, "--adapter", name])
+        assert result.exit_code == 0, result.output
+        prompt = torch.tensor([served.tokenizer.encode("The pass")])
+        said = merged(model, pairs, scale).generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False
+        )
+        tokens = said[0, prompt.shape[1] :].tolist()
+        ended = [t for t in tokens if t not in served.eos_tokens]
+        assert result.stdout == served.tokenizer.decode(ended) + "\n"
+    for wrong, match in (([], "--adapter: which one of a, b"), (["--adapter", "c"], "'c' is none of --lora-modules")):
+        result = CliRunner().invoke(app, ["generate", str(folder), "The pass", *options, *both, *wrong])
+        assert result.exit_code == 1 and match in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -268,6 +336,13 @@ def test_generate_on_the_command_line(started: tuple[Path, Path, Served], engine
         (["--drain-seconds", "inf"], "'--drain-seconds': Input should be"),
         (["--port", "0", "--cache-folder", "blocks", "--cache-folder-gb", "0"], "folder_bytes must be positive"),
         (["--port", "0", "--cache-store", "ftp://x"], "a store is s3://BUCKET/PREFIX"),
+        (["--port", "0", "--draft-tokens", "4"], "--draft-tokens: does nothing without --draft-model"),
+        (["--port", "0", "--cache-folder-gb", "4"], "--cache-folder-gb: does nothing without --cache-folder"),
+        (["--port", "0", "--swap-gb", "4"], "--swap-gb: does nothing without --preemption swap"),
+        (["--port", "0", "--preemption", "swop"], "'swop' is neither recompute nor swap"),
+        (["--port", "0", "--max-lora-rank", "4"], "--max-lora-rank: there are no adapters"),
+        (["--port", "0", "--allow-lora-loading"], "there is room for no adapter"),
+        (["--port", "0", "--max-loras", "1", "--lora-modules", "a=b", "--lora-modules", "b=c"], "room for 1 adapters"),
     ],
 )
 def test_what_serve_refuses(started: tuple[Path, Path, Served], arguments: list[str], match: str) -> None:
@@ -329,5 +404,5 @@ def test_the_order_of_patterns_is_part_of_what_a_compiled_step_is_of(tmp_path: P
     """The first that fits a weight decides."""
     (tmp_path / "config.json").write_text("{}")
     formats = (("*q_proj*", "int8"), ("*", "int4:64"))
-    keys = {_Compiling(tmp_path, dict(f), "", "", None, 0, print)._key() for f in (formats, formats[::-1])}
+    keys = {StepProgram(folder=tmp_path, progress=print, weights=dict(f)).key() for f in (formats, formats[::-1])}
     assert len(keys) == 2 and "" not in keys

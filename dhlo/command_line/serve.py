@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dhlo.command_line.app import app
-from dhlo.commands.options import Model, Serving, grouped
+from dhlo.commands.options import AdapterRoom, Model, Serving, grouped
 
 
 @app.command("serve")
@@ -26,16 +26,7 @@ def serve_command(
     drain_seconds: Annotated[
         float, typer.Option(min=0, max=86400, help="That requests in work have once the server is told to end.")
     ] = 30,
-    lora_modules: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=FOLDER", help="An adapter (LoRA, as PEFT writes it), which clients ask for as a model; may be repeated."
-        ),
-    ] = None,
-    max_loras: Annotated[
-        int, typer.Option(min=0, max=1024, help="Room for so many adapters at once; by default for those of --lora-modules.")
-    ] = 0,
-    max_lora_rank: Annotated[int, typer.Option(min=1, max=1024, help="That adapters may have.")] = 16,
+    room: AdapterRoom,
     allow_lora_loading: Annotated[
         bool, typer.Option("--allow-lora-loading", help="Let clients load adapters, of folders that this process can read.")
     ] = False,
@@ -54,9 +45,7 @@ def serve_command(
         api_keys=api_keys or [],
         max_tokens=max_tokens,
         drain_seconds=drain_seconds,
-        lora_modules=lora_modules or [],
-        max_loras=max_loras,
-        max_lora_rank=max_lora_rank,
+        room=room,
         load_adapters=allow_lora_loading,
     )
 
@@ -66,6 +55,7 @@ def serve_command(
 def generate_command(
     model: Model,
     text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False, help="What to continue; -: standard input.")],
+    room: AdapterRoom,
     chat: Annotated[
         bool, typer.Option("--chat", help="Answer the text, as a message of a chat, by the folder's template.")
     ] = False,
@@ -73,6 +63,12 @@ def generate_command(
     temperature: Annotated[float | None, typer.Option(min=0, help="0: the most likely tokens; by default the model's.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Of what is chosen at random.")] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Continue by this one of --lora-modules; by default by the only one.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Continue a text by a language model from a folder, on the terminal as it comes."""
     from dhlo.commands.serve import generate_text
@@ -85,4 +81,6 @@ def generate_command(
         temperature=temperature,
         seed=seed,
         stop=stop or [],
+        room=room,
+        adapter=adapter,
     )

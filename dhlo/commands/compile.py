@@ -23,7 +23,7 @@ from dhlo.errors import CompileError
 from dhlo.exported import read_program
 from dhlo.header import Form, check_identifier, language_of
 from dhlo.model_file import check_weights_name
-from dhlo.options import Options, default_target
+from dhlo.options import LoraOptions, Options, default_target
 from dhlo.progress import reporter
 from dhlo.sharing import check_names
 
@@ -100,6 +100,7 @@ def compile_file(sources: Sequence[str], output: Path | None, emit: Emit, how: B
         updatable=how.updatable,
         grow=_parse_numbers(how.grow or (), "NAME=DIM, an argument and the number of the dim along which it grows"),
         pages=_parse_numbers(how.pages or (), "NAME=SLOTS, a cache and the number of slots of a block"),
+        lora=None if how.lora is None else _parse_lora(how.lora),
     )
     parse_targets(options.target)  # before the work that a wrong name would waste
     if folder is None:
@@ -127,6 +128,17 @@ def _parse_numbers(texts: Sequence[str], what: str) -> dict[str, int]:
             raise CompileError(f"'{text[:80]}' is not {what}")
         out[name] = int(number)
     return out
+
+
+def _parse_lora(text: str) -> LoraOptions:
+    """`16:8:q_proj,v_proj` as options. Raises CompileError on anything else."""
+    rank, _, rest = text.partition(":")
+    adapters, _, targets = rest.partition(":")
+    numbers = [n for n in (rank, adapters) if n]
+    names = targets.split(",") if targets else []
+    if not rank or text.endswith(":") or not all(n.isdecimal() and n.isascii() and len(n) < 8 for n in numbers) or not all(names):
+        raise CompileError(f"--lora: '{text[:80]}' is not RANK[:ADAPTERS[:TARGETS]], as 16:8:q_proj,v_proj")
+    return LoraOptions(int(rank), int(adapters) if adapters else LoraOptions.max_adapters, names)
 
 
 def _output(given: Path | None, files: Mapping[str, Path], folder: Path | None, emit: Emit, force: bool) -> Path:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 __all__ = [
+    "AdapterRoom",
     "Build",
     "Entry",
     "Imports",
@@ -163,6 +164,14 @@ class Build:
             "tokens of many sequences (docs/caches.md); may be repeated.",
         ),
     ] = None
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RANK[:ADAPTERS[:TARGETS]]",
+            help="With --pages, room for so many adapters (LoRA) at once, 8 if it isn't said, of this rank at most, in modules "
+            "whose names end so (q_proj,v_proj), or in all that can have some (docs/caches.md).",
+        ),
+    ] = None
     shape_ranges: ShapeRanges = None
     passes: Annotated[
         list[str] | None,
@@ -233,12 +242,16 @@ class Model:
         Path | None,
         typer.Option(metavar="FOLDER", help="A smaller model of the same vocabulary, which drafts tokens for this one to verify."),
     ] = None
-    draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens of its drafts at most; fewer where fewer pay.")] = 8
+    draft_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of its drafts at most, 8 by default; fewer where fewer pay.")
+    ] = None
     cache_folder: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep keys and values there that memory has no room for, also for later starts."),
     ] = None
-    cache_folder_gb: Annotated[float, typer.Option(min=0, max=MOST_GB, help="At most so many GiB there.")] = 16
+    cache_folder_gb: Annotated[
+        float | None, typer.Option(min=0, max=MOST_GB, help="At most so many GiB there; 16 by default.", show_default=False)
+    ] = None
     cache_store: Annotated[
         str | None,
         typer.Option(metavar="URL", help="The same as objects of a store: s3://BUCKET/PREFIX, gs://..., az://..., file:///FOLDER."),
@@ -256,6 +269,37 @@ class Serving:
     ] = None
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that wait; more are told to come again.")] = 1024
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step: longer prompts go in parts.")] = 512
+    preemption: Annotated[
+        str,
+        typer.Option(
+            metavar="recompute|swap",
+            help="What becomes of an answer's keys and values where memory for others is short: they are computed again, or copied "
+            "out and back.",
+        ),
+    ] = "recompute"
+    swap_gb: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=MOST_GB,
+            help="Memory of what is swapped out at most, GiB; by default as much as keys and values have.",
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterRoom:
+    """Adapters (LoRA) of a language model."""
+
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FOLDER", help="An adapter (LoRA, as PEFT writes it), by its name; may be repeated."),
+    ] = None
+    max_loras: Annotated[
+        int, typer.Option(min=0, max=1024, help="Room for so many adapters at once; by default for those of --lora-modules.")
+    ] = 0
+    max_lora_rank: Annotated[int | None, typer.Option(min=1, max=1024, help="That adapters may have; 16 by default.")] = None
 
 
 def weight_formats(given: list[str] | None) -> dict[str, str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from dhlo.commands.console import console
-from dhlo.commands.options import Model, Serving, weight_formats
+from dhlo.commands.options import AdapterRoom, Model, Serving, weight_formats
 from dhlo.errors import ContractError, DhloError
 from dhlo.options import LoraOptions
 from dhlo.progress import reporter
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from dhlo.serve.folder import Served
 
 __all__ = ["generate_text", "serve_folder"]
+
+_FOLDER_BYTES: Final = 16 << 30  # of --cache-folder, where nothing else is said
 
 
 def serve_folder(
@@ -30,10 +32,8 @@ def serve_folder(
     api_keys: Sequence[str],
     max_tokens: int | None,
     drain_seconds: float,
-    lora_modules: Sequence[str] = (),
-    max_loras: int = 0,
-    max_lora_rank: int = 16,
-    load_adapters: bool = False,
+    room: AdapterRoom,
+    load_adapters: bool,
 ) -> None:
     """Serves the model in a folder on `host` and `port` (0: any that is free) until it is told to end (SIGINT, SIGTERM).
 
@@ -43,14 +43,10 @@ def serve_folder(
         from dhlo.serve.server import ServerOptions, make_app, run_server
     if any(not key.strip() for key in api_keys):
         raise DhloError("--api-key: an empty key guards nothing")
-    adapters = _adapters_of(lora_modules)
-    most = max_loras or len(adapters)
-    if len(adapters) > most or load_adapters and not most:
-        raise DhloError(f"--max-loras: there is room for {most} adapters, and --lora-modules names {len(adapters)}")
-    lora = LoraOptions(max_rank=max_lora_rank, max_adapters=most) if most else None
-    with _listening(host, port) as listening, _working(model, load, lora) as (served, engine, positions):
-        for adapter, folder in adapters.items():
-            engine.load_adapter(adapter, folder)
+    adapters, lora = _adapters_of(room)
+    if load_adapters and lora is None:
+        raise DhloError("--allow-lora-loading: there is room for no adapter; --max-loras says for how many")
+    with _listening(host, port) as listening, _working(model, load, adapters, lora) as (served, engine, positions):
         options = ServerOptions(
             name=name,
             api_keys=tuple(api_keys),
@@ -79,12 +75,16 @@ def generate_text(
     temperature: float | None,
     seed: int | None,
     stop: Sequence[str],
+    room: AdapterRoom,
+    adapter: str | None,
 ) -> None:
-    """Writes what follows a text, or with `chat` the answer to it, as it comes. Raises DhloError."""
+    """Writes what follows a text, or with `chat` the answer to it, as it comes, by an adapter if there is one. Raises DhloError."""
     with _needing_extra():
         from dhlo.serve.tokens import TextStream
         from dhlo.serve.types import FinishReason, SamplingParams
-    with _working(model, Serving()) as (served, engine, positions):
+    adapters, lora = _adapters_of(room)
+    chosen_adapter = _choose(adapter, adapters)
+    with _working(model, Serving(), adapters, lora) as (served, engine, positions):
         if chat and served.chat is None:
             raise ContractError(f"'{model.folder}' has no chat template: leave out --chat")
         if chat and served.chat is not None:
@@ -93,7 +93,7 @@ def generate_text(
             prompt = served.tokenizer.encode(text)
         if not 0 < len(prompt) < positions:
             raise ContractError(f"the text has {len(prompt)} tokens; 1 to {positions - 1} are taken")
-        given: dict[str, Any] = {"temperature": temperature, "seed": seed}
+        given: dict[str, Any] = {"temperature": temperature, "seed": seed, "adapter": chosen_adapter}
         chosen = {**served.defaults, **{k: v for k, v in given.items() if v is not None}}
         params = SamplingParams(**{**chosen, "max_tokens": min(max_tokens, positions - len(prompt)), "stop": tuple(stop)})
         stream = TextStream(served.tokenizer.vocabulary, served.eos_tokens)
@@ -108,13 +108,43 @@ def generate_text(
             print()
 
 
-def _adapters_of(given: Sequence[str]) -> dict[str, str]:
-    """What `--lora-modules` says, by name. Raises DhloError."""
+def _adapters_of(room: AdapterRoom) -> tuple[dict[str, str], LoraOptions | None]:
+    """The folders of adapters by name, and the room that the step is to have. Raises DhloError."""
+    given = room.lora_modules or []
     pairs = [text.partition("=") for text in given]
     adapters = {name: folder for name, _, folder in pairs}
     if len(adapters) < len(pairs) or not all(name and folder for name, _, folder in pairs):
         raise DhloError(f"--lora-modules: each is NAME=FOLDER, with a name of its own, got {', '.join(given)}")
-    return adapters
+    most = room.max_loras or len(adapters)
+    if len(adapters) > most:
+        raise DhloError(f"--max-loras: there is room for {most} adapters, and --lora-modules names {len(adapters)}")
+    if not most:
+        if room.max_lora_rank is not None:
+            raise DhloError("--max-lora-rank: there are no adapters; --lora-modules names some, --max-loras makes room for some")
+        return adapters, None
+    return adapters, LoraOptions(max_rank=room.max_lora_rank or LoraOptions.max_rank, max_adapters=most)
+
+
+def _choose(name: str | None, adapters: Mapping[str, str]) -> str:
+    """The adapter that `--adapter` names, or the only one; "" if there is none. Raises DhloError."""
+    if name is None and len(adapters) > 1:
+        raise DhloError(f"--adapter: which one of {', '.join(adapters)}?")
+    if name is not None and name not in adapters:
+        raise DhloError(f"--adapter: '{name}' is none of --lora-modules ({', '.join(adapters) or 'there are none'})")
+    return name or next(iter(adapters), "")
+
+
+def _check_alone(model: Model, load: Serving) -> None:
+    """Raises DhloError for options that have no effect without others."""
+    if load.preemption not in ("recompute", "swap"):
+        raise DhloError(f"--preemption: '{load.preemption}' is neither recompute nor swap")
+    for name, given, without, needed in (
+        ("--draft-tokens", model.draft_tokens, model.draft_model is None, "--draft-model"),
+        ("--cache-folder-gb", model.cache_folder_gb, model.cache_folder is None, "--cache-folder"),
+        ("--swap-gb", load.swap_gb, load.preemption != "swap", "--preemption swap"),
+    ):
+        if given is not None and without:
+            raise DhloError(f"{name}: does nothing without {needed}")
 
 
 @contextmanager
@@ -141,8 +171,11 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _working(model: Model, load: Serving, lora: LoraOptions | None = None) -> Iterator[tuple[Served, Engine, int]]:
-    """A folder's model, an engine over it, and how many tokens it takes in a sequence."""
+def _working(
+    model: Model, load: Serving, adapters: Mapping[str, str], lora: LoraOptions | None
+) -> Iterator[tuple[Served, Engine, int]]:
+    """A folder's model, an engine over it that has adapters, and how many tokens it takes in a sequence. Raises DhloError."""
+    _check_alone(model, load)
     with _needing_extra():
         from dhlo.serve.engine import Engine
         from dhlo.serve.folder import BLOCK_SLOTS, open_folder
@@ -165,7 +198,7 @@ def _working(model: Model, load: Serving, lora: LoraOptions | None = None) -> It
         drafting = None if model.draft_model is None else _draft_model(model, served, tell)
     longest = min((n for n in (served.max_positions, model.max_positions) if n is not None), default=None)
     options = EngineOptions(
-        cache_bytes=None if model.cache_gb is None else int(model.cache_gb * (1 << 30)),
+        cache_bytes=_bytes(model.cache_gb),
         max_step_tokens=load.max_step_tokens,
         max_sequences=load.max_sequences,
         max_waiting=load.max_waiting,
@@ -174,18 +207,26 @@ def _working(model: Model, load: Serving, lora: LoraOptions | None = None) -> It
         vocabulary=served.tokenizer.vocabulary,
         prompt_lookup=model.prompt_lookup,
         cache_folder=None if model.cache_folder is None else str(model.cache_folder),
-        cache_folder_bytes=int(model.cache_folder_gb * (1 << 30)),
+        cache_folder_bytes=_FOLDER_BYTES if model.cache_folder_gb is None else int(model.cache_folder_gb * (1 << 30)),
         model_digest=served.digest,
         draft_model=None if drafting is None else drafting.step,
-        draft_tokens=min(model.draft_tokens, load.max_step_tokens),
+        draft_tokens=min(model.draft_tokens or EngineOptions.draft_tokens, load.max_step_tokens),
         draft_max_positions=None if drafting is None else drafting.max_positions,
         cache_store=store,
+        preemption="swap" if load.preemption == "swap" else "recompute",
+        swap_bytes=_bytes(load.swap_gb),
     )
     with Engine(served.step, options) as engine:
+        for name, folder in adapters.items():
+            engine.load_adapter(name, folder)
         # A first step reads the weights, says whether steps work here, and how many blocks there are.
         engine.generate([[0]], SamplingParams(max_tokens=1))
         room = engine.stats().blocks * BLOCK_SLOTS
         yield served, engine, min(room, longest or room)
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else int(gigabytes * (1 << 30))
 
 
 def _draft_model(model: Model, served: Served, tell: Callable[[str], None]) -> Served:

@@ -69,7 +69,10 @@ def read_adapter(folder: str | Path) -> Adapter:
         found = _NAME.fullmatch(name)
         if found is None:
             raise ContractError(f"adapter '{folder}': '{name}' is no matrix of LoRA of a linear layer")
-        pairs.setdefault(found[1], {})[found[2]] = tensor
+        of = pairs.setdefault(found[1], {})
+        if found[2] in of:
+            raise ContractError(f"adapter '{folder}' has module '{found[1]}' twice, with and without 'base_model.model.'")
+        of[found[2]] = tensor
     if not pairs:
         raise ModelFileError(f"'{folder / _WEIGHTS}' has no tensors")
     return Adapter(tuple(_pair(folder, module, of, config) for module, of in pairs.items()))

@@ -6,39 +6,33 @@ neither.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import multiprocessing
-import signal
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dhlo import _runtime
-from dhlo.cache import Cache, compiler_version
-from dhlo.errors import CompileError, DhloError, ModelFileError
-from dhlo.loading import digest_of, load_artifact, open_model
-from dhlo.options import LoraOptions, Options, cache_dir, default_target
+from dhlo.errors import CompileError, ModelFileError
+from dhlo.options import LoraOptions, Options, cache_dir
 from dhlo.serve.chat import ChatTemplate
+from dhlo.serve.compiling import FolderProgram, naming
 from dhlo.serve.tokens import Tokenizer
 
-__all__ = ["BLOCK_SLOTS", "Served", "open_folder"]
+if TYPE_CHECKING:
+    from dhlo.codegen.backends.artifact import Artifact
+
+__all__ = ["BLOCK_SLOTS", "Served", "StepProgram", "open_folder", "weight_files"]
 
 BLOCK_SLOTS: Final = 16
 """Tokens of a block of the caches' pools."""
 
-_END_SECONDS: Final = 10
 _CONFIG: Final = "config.json"
 _TOKENIZER: Final = "tokenizer.json"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 _GENERATION: Final = "generation_config.json"
 _POSITIONS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _DEFAULTS: Final = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
-_FORMAT: Final = 1  # of what a key stands for
 
 
 @dataclass(frozen=True)
@@ -92,8 +86,17 @@ def open_folder(
     generation = _json(folder / _GENERATION)
     chat = ChatTemplate.of_folder(folder, tokenizer_config)
     eos = _eos(generation, text, tokenizer_config, tokenizer)
-    compiling = _Compiling(folder, dict(weights or {}), activations, kv_cache, lora, threads, progress, apart)
-    step, digest = compiling.step(cache_dir() if cache is None else cache)
+    program = StepProgram(
+        folder=folder,
+        threads=threads,
+        progress=progress,
+        apart=apart,
+        weights=dict(weights or {}),
+        activations=activations,
+        kv_cache=kv_cache,
+        lora=lora,
+    )
+    step, digest = program.open(cache_dir() if cache is None else cache)
     return Served(
         name=folder.resolve().name,
         step=step,
@@ -104,6 +107,11 @@ def open_folder(
         defaults={k: kind(generation[k]) for k, kind in _DEFAULTS.items() if isinstance(generation.get(k), int | float)},
         digest=digest,
     )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """What decides of which weights, in which module, a program is compiled."""
+    return [folder / _CONFIG, *folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")]
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
@@ -162,93 +170,24 @@ def _eos(
     return tuple(dict.fromkeys([*tokens, *([] if number is None else [number])]))
 
 
-@dataclass(frozen=True)
-class _Compiling:
-    """How the step of a folder comes about."""
+@dataclass(frozen=True, kw_only=True)
+class StepProgram(FolderProgram):
+    """The step of a decoder over pools of blocks."""
 
-    folder: Path
     weights: dict[str, str]
-    activations: str
-    kv_cache: str
-    lora: LoraOptions | None
-    threads: int
-    progress: Callable[[str], None]
-    apart: bool = False
+    activations: str = ""
+    kv_cache: str = ""
+    lora: LoraOptions | None = None
 
-    def step(self, cache: str | None) -> tuple[_runtime.Model, bytes]:
-        """From the cache, or compiled, and kept there if there is one; and its digest."""
-        if self.apart and not cache:
-            with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:  # what is open stays
-                return self.step(folder)
-        kept, key = (Cache(cache), self._key()) if cache else (None, "")
-        found = self._find(kept, key)
-        if found is None and self.apart and kept is not None and key:
-            self._compile_apart(str(cache))
-            found = self._find(kept, key)
-        if found is not None:
-            return found
-        artifact = self._compile()
-        if kept is not None and key:
-            from dhlo.codegen.backends.cpu import link
-
-            self.progress("keep the compiled step")
-            about = {"folder": str(self.folder.resolve()), **self._formats}
-            path = kept.put_model(key, lambda p: link.write_model(artifact, p), about)
-            if path is not None:
-                return open_model(path, self.threads), digest_of(path)
-        self.progress("pack weights")
-        return load_artifact(artifact, self.threads), artifact.digest()
-
-    def _find(self, kept: Cache | None, key: str) -> tuple[_runtime.Model, bytes] | None:
-        path = kept.find_model(key) if kept is not None and key else None
-        if path is None:
-            return None
-        try:
-            self.progress("load the compiled step")
-            return open_model(path, self.threads), digest_of(path)
-        except ModelFileError:  # damaged: made anew
-            return None
-
-    def _compile_apart(self, cache: str) -> None:
-        """Has another process do all of `step`, which leaves its result in the cache. Raises what that raises."""
-        context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe(duplex=False)
-        told = replace(self, progress=there.send, apart=False)
-        process = context.Process(target=_compile_for, args=(told, cache, there), daemon=True)
-        try:
-            process.start()
-            there.close()
-            while (said := here.recv()) is not None:
-                if isinstance(said, BaseException):
-                    raise said
-                self.progress(said)
-            process.join(_END_SECONDS)  # or its libraries leave semaphores behind
-        except EOFError:
-            process.join()
-            why = "killed, perhaps for want of memory" if process.exitcode == -9 else f"exit code {process.exitcode}"
-            raise CompileError(f"the process that compiles '{self.folder}' has ended: {why}") from None
-        finally:
-            if process.pid is not None:
-                process.terminate()
-                process.join()
-            here.close()
-
-    def _compile(self) -> Any:
-        """The step's code and constants. Raises CompileError and UnsupportedError."""
-        self.progress("import PyTorch and transformers")
-        try:
-            from dhlo.integrations.decoder import step_pages, step_program
-            from dhlo.integrations.pretrained import load_folder
-        except ImportError as e:
-            raise CompileError(
-                f"compiling a folder needs the library transformers: {e}", hint="pip install 'dhlo[serve]'"
-            ) from None
+    def compile(self) -> Artifact:
         from dhlo.api import build_entries
+        from dhlo.integrations.decoder import step_pages, step_program
+        from dhlo.integrations.pretrained import load_folder
 
         self.progress("read the weights")
         model = load_folder(self.folder)
         self.progress("export")
-        with _naming(self.folder):
+        with naming(self.folder, "a step"):
             program = step_program(model)
             options = Options(
                 name=self.folder.resolve().name,
@@ -266,57 +205,10 @@ class _Compiling:
         """Options of the compiler that say in what form numbers are kept and multiplied."""
         return {"weights": self.weights, "activations": self.activations, "kv_cache": self.kv_cache}
 
-    def _key(self) -> str:
-        """SHA-256 of what the compiled step depends on; the files of the model by what tells them from changed ones. "" where that
-        can't be read."""
-        formats = self._formats | {"weights": list(self.weights.items())}
-        parts = [_FORMAT, compiler_version(), default_target(), _machine(), formats]
-        if self.lora is not None:
-            parts.append((self.lora.max_rank, self.lora.max_adapters, *self.lora.targets))
-        try:
-            files = sorted(
-                [self.folder / _CONFIG, *self.folder.glob("*.safetensors"), *self.folder.glob("*.safetensors.index.json")]
-            )
-            parts += [str(self.folder.resolve()), [(f.name, *_mark(f)) for f in files]]
-        except OSError:
-            return ""
-        return hashlib.sha256(repr(parts).encode()).hexdigest() if parts[1] else ""
+    def about(self) -> dict[str, Any]:
+        lora = self.lora
+        room = {} if lora is None else {"lora": [lora.max_rank, lora.max_adapters, *lora.targets]}
+        return self._formats | room
 
-
-def _compile_for(compiling: _Compiling, cache: str, parent: Connection) -> None:
-    """Of a process that compiles for another one: sends what is being done, and last None, or the error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the other one gets, too, and ends this one
-    try:
-        compiling.step(cache)
-    except BrokenPipeError:  # nobody waits for it
-        return
-    except DhloError as e:
-        parent.send(e)
-    else:
-        parent.send(None)
-
-
-def _mark(path: Path) -> tuple[int, ...]:
-    info = path.stat()
-    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
-
-
-def _machine() -> str:
-    """What the processor is and can do, as the system says: `native` code is made for it."""
-    names = {"vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features"}
-    try:
-        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-    except OSError:
-        return ""
-    return "\n".join(line for line in first.splitlines() if line.partition(":")[0].strip() in names)
-
-
-@contextmanager
-def _naming(folder: Path) -> Iterator[None]:
-    """What the model itself raises as it is exported becomes an error that says so."""
-    try:
-        yield
-    except DhloError:
-        raise
-    except Exception as e:  # whatever torch.export raises
-        raise CompileError(f"the model in '{folder}' can't be exported as a step: {type(e).__name__}: {e}") from e
+    def files(self) -> list[Path]:
+        return weight_files(self.folder)

@@ -29,7 +29,8 @@ bool are_adapters(const dhlo_abi_entry& entry, const dhlo_abi_adapters& adapters
   if (!is_input(entry, adapters.chosen, DHLO_I32, 1) || adapters.weights < 0 || adapters.weights >= entry.num_inputs)
     return false;
   const dhlo_abi_value& weights = entry.inputs[adapters.weights];
-  if (weights.rank != 2 || weights.sizes[0] < 1 || weights.sizes[1] < 1 || adapters.rank < 1 ||
+  const bool floats = weights.dtype == DHLO_F32 || weights.dtype == DHLO_BF16 || weights.dtype == DHLO_F16;
+  if (!floats || weights.rank != 2 || weights.sizes[0] < 1 || weights.sizes[1] < 1 || adapters.rank < 1 ||
       adapters.num_products < 1 || adapters.products == nullptr)
     return false;
   bool ok = true;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -81,6 +82,19 @@ bool is_of(const char* product, const char* module) {
          (whole == part || product[whole - part - 1] == '.');
 }
 
+// Pairs of a host that was built with a header that knows fewer fields, or more: each says how large it is.
+std::vector<dhlo_lora_pair> read_pairs(const dhlo_lora_pair* first, int64_t count) {
+  const uint32_t bytes = first->struct_bytes;
+  std::vector<dhlo_lora_pair> pairs;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto* at = reinterpret_cast<const dhlo_lora_pair*>(reinterpret_cast<const uint8_t*>(first) + i * bytes);
+    if (at->struct_bytes != bytes) refuse("dhlo_lora_pair: pairs of an array have the same struct_bytes");
+    pairs.push_back(
+        read_struct(at, dhlo_lora_pair_init, offsetof(dhlo_lora_pair, scale) + sizeof(double), "dhlo_lora_pair"));
+  }
+  return pairs;
+}
+
 std::string shape(int64_t rows, int64_t columns) {
   return "[" + std::to_string(rows) + ", " + std::to_string(columns) + "]";
 }
@@ -103,16 +117,17 @@ Adapters::Slot* Adapters::find(const std::string& name) {
   return at == slots_.end() ? nullptr : &*at;
 }
 
-void Adapters::load(const std::string& name, const dhlo_lora_pair* pairs, int64_t count) {
+void Adapters::load(const std::string& name, const dhlo_lora_pair* given, int64_t count) {
   if (layout_ == nullptr) refuse("the step was compiled without room for adapters: compile it with lora");
   if (name.empty() || name.size() > kMostName)
     refuse("an adapter's name has from 1 to " + std::to_string(kMostName) + " bytes");
-  if (count < 1 || count > kMostPairs || pairs == nullptr) refuse("adapter '" + name + "' has no pairs of matrices");
+  if (count < 1 || count > kMostPairs || given == nullptr) refuse("adapter '" + name + "' has no pairs of matrices");
+  const std::vector<dhlo_lora_pair> pairs = read_pairs(given, count);
   std::set<const dhlo_abi_adapted*> known;
-  for (int64_t i = 0; i < count; ++i) {
-    check(pairs[i]);
-    if (!known.insert(&product(pairs[i].module)).second)
-      refuse("adapter '" + name + "' has module '" + pairs[i].module + "' twice");
+  for (const dhlo_lora_pair& pair : pairs) {
+    check(pair);
+    if (!known.insert(&product(pair.module)).second)
+      refuse("adapter '" + name + "' has module '" + pair.module + "' twice");
   }
   Slot* slot = nullptr;
   {
@@ -130,7 +145,7 @@ void Adapters::load(const std::string& name, const dhlo_lora_pair* pairs, int64_
   // Nobody else has the row, and nothing throws from here on.
   uint8_t* row = weights_.data() + (slot - slots_.data()) * row_bytes_;
   std::memset(row, 0, static_cast<size_t>(row_bytes_));
-  for (int64_t i = 0; i < count; ++i) write(pairs[i], row);
+  for (const dhlo_lora_pair& pair : pairs) write(pair, row);
   const Digest content = sha256(row, static_cast<size_t>(row_bytes_));
   const std::lock_guard<std::mutex> lock(mutex_);
   slot->content = content;
@@ -147,8 +162,6 @@ const dhlo_abi_adapted& Adapters::product(const char* module) const {
 }
 
 void Adapters::check(const dhlo_lora_pair& pair) const {
-  if (pair.struct_bytes != sizeof pair)  // as long as there is one size: pairs lie in an array
-    refuse("dhlo_lora_pair: struct_bytes must be " + std::to_string(sizeof pair));
   if (pair.module == nullptr || *pair.module == '\0') refuse("a pair of matrices is of no module");
   const std::string module = pair.module;
   const dhlo_abi_adapted& p = product(pair.module);

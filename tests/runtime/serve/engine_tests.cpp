@@ -392,6 +392,66 @@ void test_what_is_refused() {
   dhlo_engine_destroy(nullptr);
 }
 
+// Pairs of hosts that were built with other headers than this one lie as far apart as they say.
+void test_adapters() {
+  bool refused = false;
+  try {
+    toy::model<toy::Kind::kAdapted, DHLO_I32>();
+  } catch (const dhlo::RuntimeError& error) {
+    refused = error.status() == DHLO_FORMAT;
+  }
+  CHECK(refused);
+  const dhlo::Model model = toy::model<toy::Kind::kAdapted>();
+  const dhlo_engine_options options = options_of(20, 64, true);
+  dhlo::Engine engine(model, &options);
+  const std::array<float, 6> a = {1, 2, 3, 4, 5, 6}, b = {7, 8, 9, 10, 11, 12};
+  struct Later {
+    dhlo_lora_pair pair;
+    int64_t more;
+  };
+  auto fill = [&](dhlo_lora_pair& pair, const char* module, size_t bytes) {
+    dhlo_lora_pair_init(&pair);
+    pair.struct_bytes = static_cast<uint32_t>(bytes);
+    pair.module = module;
+    pair.rank = toy::kRank;
+    pair.inputs = pair.outputs = toy::kWidth;
+    pair.a = a.data();
+    pair.b = b.data();
+  };
+  std::vector<dhlo_lora_pair> now(2);
+  std::array<Later, 2> later{};
+  for (size_t i = 0; i < 2; ++i) {
+    const char* module = i == 0 ? "up" : "layers.0.down";
+    fill(now[i], module, sizeof(dhlo_lora_pair));
+    fill(later[i].pair, module, sizeof(Later));
+    later[i].more = -1;
+  }
+  engine.load_adapter("now", now);
+  CHECK(dhlo_engine_load_adapter(engine.get(), "later", &later[0].pair, 2) == DHLO_OK);
+  const std::vector<int32_t> prompt = {1, 2, 3};
+  std::array<std::vector<int32_t>, 3> said;
+  for (size_t i = 0; i < 3; ++i) {
+    dhlo_sampling how = greedy_sampling(12);
+    how.adapter = i == 0 ? nullptr : i == 1 ? "now" : "later";
+    engine.submit(prompt, &how);
+    Answers answers;
+    read(engine, answers, 1);
+    said[i] = answers.begin()->second.tokens;
+  }
+  CHECK(said[0] != said[1] && said[1] == said[2]);
+  engine.unload_adapter("later");
+  const uint32_t bytes = sizeof(dhlo_lora_pair);
+  for (const uint32_t wrong : {uint32_t{0}, uint32_t{8}, bytes - 8, bytes + 1, uint32_t{1} << 30}) {
+    now[0].struct_bytes = wrong;
+    CHECK(dhlo_engine_load_adapter(engine.get(), "wrong", now.data(), 1) == DHLO_INVALID_ARGUMENT);
+    CHECK(std::string(dhlo_serve_last_error()).find("struct_bytes is not set") != std::string::npos);
+  }
+  now[0].struct_bytes = bytes;
+  now[1].struct_bytes = bytes + 8;
+  CHECK(dhlo_engine_load_adapter(engine.get(), "wrong", now.data(), 2) == DHLO_INVALID_ARGUMENT);
+  CHECK(std::string(dhlo_serve_last_error()).find("the same struct_bytes") != std::string::npos);
+}
+
 // A hook that calls what would wait for itself: refused, and the engine goes on.
 void test_hooks_that_call_back() {
   for (const bool own_thread : {true, false}) {
@@ -880,6 +940,7 @@ int main(int argc, char** argv) {
 #endif
   test_failures();
   test_what_is_refused();
+  test_adapters();
   test_hooks();
   test_hooks_that_call_back();
   test_fork();

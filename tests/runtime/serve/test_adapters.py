@@ -289,6 +289,9 @@ def test_folders_that_arent_whole(model: Any, tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(ModelFileError, match="adapter_model"):
             read_adapter(folder)
+    file.write_bytes(of(header | {name.removeprefix("base_model.model."): told for name, told in header.items()}))
+    with pytest.raises(ContractError, match=r"module 'model.layers.0.self_attn.q_proj' twice"):
+        read_adapter(folder)
     file.write_bytes(of(strange))
     with pytest.raises(ContractError, match="lora_embedding_A' is no matrix of LoRA"):
         read_adapter(folder)

@@ -27,11 +27,12 @@ inline float logit(uint64_t hash, int64_t token) {
   return static_cast<float>(mixed(hash, static_cast<uint64_t>(token)) >> 40) * 0x1p-21f;  // 0 to 8
 }
 
-enum Input { kIds, kKept, kPool, kSlots, kTables, kStarts, kLengths };
+enum Input { kIds, kKept, kPool, kSlots, kTables, kStarts, kLengths, kChosen, kAdapters, kInputs };
 
 // What a step says beside the one that it drafts for: the same, something else behind a third of all beginnings, or
-// nothing where there is a certain token.
-enum class Kind { kSame, kOften, kFails };
+// nothing where there is a certain token. Or a step with adapters, whose logits follow from all their weights, too.
+enum class Kind { kSame, kOften, kFails, kAdapted };
+constexpr int64_t kRank = 2, kWidth = 3, kAdapterElements = 2 * kRank * 2 * kWidth;  // of two products
 constexpr int32_t kUndrafted = 5;
 
 template <Kind kind>
@@ -65,6 +66,11 @@ int32_t run(dhlo_abi_call* call, const dhlo_tensor* in) {
       hash = mixed(hash, static_cast<uint64_t>(token));
       nan |= token == kNan;
     }
+    const int32_t chosen = kind == Kind::kAdapted ? static_cast<const int32_t*>(in[kChosen].data)[kept[r]] : -1;
+    for (int64_t i = 0; chosen >= 0 && i < kAdapterElements; ++i) {
+      const float weight = static_cast<const float*>(in[kAdapters].data)[chosen * kAdapterElements + i];
+      hash = mixed(hash, static_cast<uint64_t>(static_cast<int64_t>(weight)));
+    }
     if (kind == Kind::kOften && hash % 3 == 0) hash = ~hash;
     for (int64_t v = 0; v < kVocabulary; ++v) logits[r * kVocabulary + v] = v >= kNan ? -1 : logit(hash, v);
     if (nan) logits[r * kVocabulary + 7] = std::numeric_limits<float>::quiet_NaN();
@@ -72,22 +78,30 @@ int32_t run(dhlo_abi_call* call, const dhlo_tensor* in) {
   return 0;
 }
 
-template <Kind kind = Kind::kSame>
+template <Kind kind = Kind::kSame, int32_t adapters_dtype = DHLO_F32>
 dhlo::Model model() {
   static const int64_t ids[] = {1, -1}, one[] = {-1}, pool[] = {1, -1, 1}, two[] = {-1, -1},
-                       logits[] = {1, -1, kVocabulary};
-  static const dhlo_abi_value inputs[] = {
-      {"input_ids", DHLO_I64, 2, ids, nullptr}, {"kept", DHLO_I64, 1, one, nullptr},
-      {"keys", DHLO_I64, 3, pool, nullptr},     {"slots", DHLO_I64, 1, one, nullptr},
-      {"tables", DHLO_I32, 2, two, nullptr},    {"starts", DHLO_I32, 1, one, nullptr},
-      {"lengths", DHLO_I32, 1, one, nullptr}};
+                       logits[] = {1, -1, kVocabulary}, adapters[] = {2, kAdapterElements};
+  static const dhlo_abi_value inputs[] = {{"input_ids", DHLO_I64, 2, ids, nullptr},
+                                          {"kept", DHLO_I64, 1, one, nullptr},
+                                          {"keys", DHLO_I64, 3, pool, nullptr},
+                                          {"slots", DHLO_I64, 1, one, nullptr},
+                                          {"tables", DHLO_I32, 2, two, nullptr},
+                                          {"starts", DHLO_I32, 1, one, nullptr},
+                                          {"lengths", DHLO_I32, 1, one, nullptr},
+                                          {"chosen", DHLO_I32, 1, one, nullptr},
+                                          {"adapters", adapters_dtype, 2, adapters, nullptr}};
   static const dhlo_abi_value outputs[] = {{"logits", DHLO_F32, 3, logits, nullptr}};
   static const dhlo_abi_check checks[] = {{DHLO_CHECK_ASSERT, -1, "no token may be the one that fails"}};
   static const int64_t updated[] = {kPool}, grows[] = {-1};
   static const dhlo_abi_page_group groups[] = {{kSlots, kTables, 0}};
   static const dhlo_abi_pool pools[] = {{kPool, 0, -1, -1}};
-  static const dhlo_abi_paging paging = {kBlock, -1,      kStarts, kLengths, 1, groups,  1,
-                                         pools,  nullptr, 0,       -1,       0, nullptr, 1};
+  static const dhlo_abi_adapted products[] = {{"layers.0.up", 0, kWidth, kWidth},
+                                              {"layers.0.down", kAdapterElements / 2, kWidth, kWidth}};
+  static const dhlo_abi_adapters room = {kChosen, kAdapters, kRank, 2, products};
+  constexpr bool adapted = kind == Kind::kAdapted;
+  static const dhlo_abi_paging paging = {kBlock, -1, kStarts, kLengths, 1, groups, 1, pools, adapted ? &room : nullptr,
+                                         0,      -1, 0,       nullptr,  1};
   static const dhlo_abi_level levels[] = {{"", ""}};
   static const dhlo_abi_code code[] = {{run<kind>, 0, nullptr, 0}};
   static const std::array<dhlo_abi_entry, 1> entries = [] {
@@ -95,7 +109,7 @@ dhlo::Model model() {
     entry.name = "";
     entry.metadata = "{}";
     entry.code = code;
-    entry.num_inputs = 7;
+    entry.num_inputs = adapted ? kInputs : kChosen;
     entry.inputs = inputs;
     entry.num_outputs = 1;
     entry.outputs = outputs;

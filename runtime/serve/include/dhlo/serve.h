@@ -211,7 +211,8 @@ DHLO_API dhlo_status dhlo_engine_drain(dhlo_engine* engine, int64_t timeout_ns);
 /* ---- adapters ------------------------------------------------------------------------------------------------------
  */
 
-/* What an adapter (LoRA) adds to the product x W of a module: scale * x A^T B^T. */
+/* What an adapter (LoRA) adds to the product x W of a module: scale * x A^T B^T. Fields are only ever added behind the
+ * last. Pairs of an array have one struct_bytes, and are so far apart. */
 typedef struct dhlo_lora_pair {
   uint32_t struct_bytes;
   int32_t dtype;      /* of both matrices: DHLO_F32, the default, DHLO_BF16 or DHLO_F16 */

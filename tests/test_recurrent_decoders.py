@@ -6,14 +6,16 @@ import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch.export import Dim, export
-from transformers import AutoModelForCausalLM, FalconMambaConfig, Mamba2Config, MambaConfig, Qwen3NextConfig
+from transformers import AutoModelForCausalLM, FalconMambaConfig, Mamba2Config, MambaConfig
 
 import dhlo
 from dhlo.errors import CompileError, ContractError, DhloError
+from dhlo.integrations import recurrent
 from dhlo.integrations.decoder import step_pages, step_program
 from dhlo.model import CompiledModel
 from dhlo.serve.engine import Engine
@@ -145,10 +147,10 @@ def test_a_folder(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ programs of other kinds
-def test_layers_of_two_kinds_are_refused() -> None:
-    config = Qwen3NextConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
-    with pytest.raises(CompileError, match="something else besides"):
-        step_program(AutoModelForCausalLM.from_config(config).eval())
+def test_layers_of_other_kinds_are_refused() -> None:
+    model = model_of("mamba")
+    with patch.object(recurrent, "_KINDS", ()), pytest.raises(CompileError, match="something else than states"):
+        step_program(model)
 
 
 class Leaky(torch.nn.Module):

@@ -22,7 +22,7 @@ from dhlo.integrations.caches import (
     with_room,
 )
 from dhlo.integrations.generation import evaluating, image_sizes, keep_masks, refuse_others, replace
-from dhlo.integrations.recurrent import is_recurrent, recurrent_step_program
+from dhlo.integrations.recurrent import is_recurrent, recurrent_pages, recurrent_step_program
 from dhlo.integrations.rotary import first_frequencies
 from dhlo.model import CompiledModel
 
@@ -146,7 +146,7 @@ def decoder_programs(model: Any) -> dict[str, ExportedProgram]:
 def step_program(model: Any) -> ExportedProgram:
     """A step over text whose layers all keep all positions, those with windows too, for `Options.pages`: its caches are called
     keys[0], values[0], ... Where rotary frequencies change with a text's length, it takes positions below the first such length.
-    Where layers keep states of fixed size, it is a step of one token, whose states are called states[0], ...
+    Where layers keep states of fixed size, it is a step of one token of each sequence, whose states are called states[0], ...
     Raises CompileError, and what torch.export raises."""
     if is_recurrent(model):
         return recurrent_step_program(model)
@@ -159,7 +159,7 @@ def step_program(model: Any) -> ExportedProgram:
 
 def step_pages(model: Any, block_slots: int) -> dict[str, int]:
     """`Options.pages` for `step_program(model)`, with so many slots in a block."""
-    return {"states*": 1} if is_recurrent(model) else {"keys*": block_slots, "values*": block_slots}
+    return recurrent_pages(model, block_slots) if is_recurrent(model) else {"keys*": block_slots, "values*": block_slots}
 
 
 def _check_decoder(model: Any) -> None:

@@ -3,7 +3,7 @@
 A program of a batch of sequences [batch, tokens], with caches [batch, heads, past, depth], becomes one of a single row of tokens,
 one sequence behind the other. What computes token by token stays as it is; attention finds its sequence's keys and values by a
 table of blocks; positions are an argument. What a step does is decided by its sizes: prompts, parts of prompts, single tokens and
-drafts are the same program.
+drafts are the same program. Of a program that takes one token of each sequence, [batch, 1], the batch becomes the row.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Attention, extra
 from dhlo.ir.ops.control import Assert
 from dhlo.ir.ops.lookup import Scatter
-from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Slice
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Slice, Transpose
 from dhlo.ir.ops.paged import PagedAttention
-from dhlo.ir.paging import mark_paging
+from dhlo.ir.paging import mark_paging, paging_of
 from dhlo.ir.places import place_of
 from dhlo.ir.symbols import is_static, parse, show, symbol
 from dhlo.ir.types import DTYPES, TensorType, from_mlir
 from dhlo.passes.added_masks import parts_of, together
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cse import cse, erase_dead
+from dhlo.passes.past_lengths import spread_past
 from dhlo.passes.positions import Seen, end_of_positions, line_of, seen
 from dhlo.passes.quantise_caches import FORMATS, Stored, stored_as, take_request
 from dhlo.passes.simplify import simplify
-from dhlo.passes.tokens import Tokens, check_tokens
+from dhlo.passes.tokens import Tokens, check_tokens, take_row
 
 __all__ = ["page_caches"]
 
@@ -139,6 +140,10 @@ class _Paging:
         self.tokens = _sizes(self.caches)
         first = len(block.arguments)  # what grows has names of sizes below this
         self.slots, self.sequences, self.blocks = (symbol(f"cap{first + i}") for i in range(3))
+        self.states = paging_of(block)
+        """What is kept of sequences in states of fixed size, besides: their starts and lengths are those of tokens, too."""
+        if self.states is not None:
+            self.sequences = from_mlir(block.arguments[self.states.lengths]).shape[0]
         self.context = self.blocks * self.page
         self.pairs = list[tuple[_Pool, _Pool]]()  # of keys and values that attention reads together
 
@@ -146,9 +151,14 @@ class _Paging:
         """Rewrites all; `masks` are what `drop_masks` gave."""
         check_tokens(self.block, self.tokens, [c.join for c in self.caches])
         inputs = self._add_inputs()
-        self._take_positions(inputs.positions)
-        row = {self.tokens.batch: sympy.Integer(1), self.tokens.past: self.context - self.tokens.new}
-        self._substitute({k: v for k, v in row.items() if k.is_Symbol})
+        row: dict[Any, sympy.Expr] = {self.tokens.past: self.context - self.tokens.new}
+        if self.tokens.single:
+            take_row(self.block, self.tokens.batch, {c.argument for c in self.caches})
+            spread_past(self.block, self.tokens, inputs.positions)
+        else:
+            self._take_positions(inputs.positions)
+            row |= {self.tokens.batch: sympy.Integer(1)} if self.tokens.batch.is_Symbol else {}
+        self._substitute(row)
         pools = {c.whole: self._write(c, inputs.slots) for c in self.caches}
         for op in list(self.block.operations)[:-1]:
             if isinstance(op, Attention) and op.operands[1] in pools:
@@ -184,13 +194,14 @@ class _Paging:
         return argument
 
     def _add_inputs(self) -> _Inputs:
-        return _Inputs(
-            self._add("positions", "i64", [self.tokens.new]),
-            self._add("slots", "i64", [self.tokens.new]),
-            self._add("tables", "i32", [self.sequences, self.blocks]),
-            self._add("starts", "i32", [self.sequences + 1]),
-            self._add("lengths", "i32", [self.sequences]),
-        )
+        row = self.tokens.row
+        positions, slots = (self._add(name, "i64", [row]) for name in ("positions", "slots"))
+        tables = self._add("tables", "i32", [self.sequences, self.blocks])
+        if self.states is not None:
+            starts, lengths = (self.block.arguments[k] for k in (self.states.starts, self.states.lengths))
+        else:
+            starts, lengths = self._add("starts", "i32", [self.sequences + 1]), self._add("lengths", "i32", [self.sequences])
+        return _Inputs(positions, slots, tables, starts, lengths)
 
     def _take_positions(self, positions: Any) -> None:
         """Positions that the program counts from the length of the past become the argument."""
@@ -248,10 +259,11 @@ class _Paging:
     # ------------------------------------------------------------------ caches and attention
     def _write(self, c: _Cache, slots: Any) -> _Pool:
         """The cache becomes a pool, and one of scales if its rows have such, which what is new is written to; gives them."""
-        t = from_mlir(c.new)
-        _, heads, new, depth = t.shape
         with ir.InsertionPoint(c.join.operation), c.join.location:
-            rows = Stored(build(Reshape, [c.new], results=[t.with_shape([heads, new, depth])]).results[0])
+            new = self._packed(c.new)
+            t = from_mlir(new)
+            _, heads, _, depth = t.shape
+            rows = Stored(build(Reshape, [new], results=[t.with_shape(t.shape[1:])]).results[0])
             if self.form:
                 _check_form(c, self.form)
                 rows = stored_as(self.form, rows.values)
@@ -263,33 +275,37 @@ class _Paging:
             both = zip(arguments, (rows.values, rows.scale), strict=False)
             return _Pool(arguments, Stored(*(build(Scatter, [a, slots, x], where).results[0] for a, x in both)))
 
+    def _packed(self, v: Any) -> Any:
+        """A value [batch, heads, new, ...] as [1, heads, tokens, ...], or one [1, heads, tokens, ...] as it came."""
+        return build(Transpose, [v], {"perm": [2, 1, 0, 3]}).results[0] if self.tokens.single else v
+
     def _attend(self, op: Any, pools: dict[Any, _Pool], inputs: _Inputs) -> None:
         """Attention over two joined wholes reads their pools."""
         q, k, v = list(op.operands)[:3]
         with ir.InsertionPoint(op.operation), op.location:
             found, mask = self._masked(extra(op, 4), inputs.positions)
-            causal = found.past == 0
-            more = [x for x in (mask, extra(op, 1)) if x is not None]
+            causal = found.past == 0 or self.tokens.single  # whose keys end with the token's own
+            more = [x for x in (None if mask is None else self._packed(mask), extra(op, 1)) if x is not None]
             keys = pools[k].content
             values = pools[v].content if v in pools else replace(keys, values=_columns_of(keys.values, v))
             if v in pools:
                 self.pairs.append((pools[k], pools[v]))
             dtype = from_mlir(q).dtype.name
-            operands = [q, keys.decoded(dtype), values.decoded(dtype), inputs.tables, inputs.starts, inputs.lengths, *more]
+            pooled = (keys.decoded(dtype), values.decoded(dtype))
+            operands = [self._packed(q), *pooled, inputs.tables, inputs.starts, inputs.lengths, *more]
             attrs = {"block": self.page, "window": found.window, "causal": causal}
             attrs |= {name: attr(op, name) for name in ("scale", "softcap")}
-            y = build(PagedAttention, operands, attrs).results[0]
+            y = self._packed(build(PagedAttention, operands, attrs).results[0])
         op.results[0].replace_all_uses_with(y)
         op.operation.erase()
 
-    @staticmethod
-    def _masked(mask: Any, positions: Any) -> tuple[Seen, Any]:
+    def _masked(self, mask: Any, positions: Any) -> tuple[Seen, Any]:
         """What a mask, if there is one, says by comparing positions, and what of it is left to say, None if that is nothing. Each
         token sees itself, so that what hides keys may be left out of what is added to scores."""
         if mask is None:
             return Seen(), None
         bools, added = parts_of(mask)
-        found = functools.reduce(operator.and_, (seen(v, positions) for v in bools), Seen())
+        found = functools.reduce(operator.and_, (seen(v, positions, self.tokens.single) for v in bools), Seen())
         if not found.whole or found.past not in (None, 0):
             return found, mask
         return found, together([], added, from_mlir(mask)) if added else None
@@ -410,15 +426,16 @@ def _joins(op: Any, argument: Any) -> bool:
 
 
 def _sizes(caches: Iterable[_Cache]) -> Tokens:
-    """The sizes that all caches share. Raises CompileError where they differ, or are static."""
+    """The sizes that all caches share. Raises CompileError where they differ, or are static; one token may be new."""
     found = {(*(from_mlir(c.argument).shape[d] for d in (0, 2)), from_mlir(c.new).shape[2]) for c in caches}
     if len(found) != 1:
         raise CompileError(f"pages: caches are of several sizes: {', '.join(c.name for c in caches)}")
     batch, past, new = found.pop()
-    if not (batch.is_Symbol or batch == 1) or not past.is_Symbol or not new.is_Symbol or len({batch, past, new}) != 3:
+    several = new.is_Symbol and (batch.is_Symbol or batch == 1)
+    if not (several or new == 1 and batch.is_Symbol) or not past.is_Symbol or len({batch, past, new}) != 3:
         raise CompileError(
             f"pages: caches of {batch} sequences with {past} keys and {new} new ones",
-            hint="export with dynamic sizes of the batch, of the past and of what is new",
+            hint="export with dynamic sizes of the batch and of the past, and of what is new, unless that is one token",
         )
     return Tokens(batch, past, new)
 

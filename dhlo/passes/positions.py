@@ -38,9 +38,10 @@ class Seen:
         return Seen(past, self.window or other.window, self.whole and other.whole)
 
 
-def seen(mask: Any, positions: Any = None) -> Seen:
-    """What a mask [batch, heads, queries, keys] of bools says. `positions`: a vector that counts as the queries' numbers."""
-    return _seen(mask, (0, 1, _QUERIES, _KEYS), positions)
+def seen(mask: Any, positions: Any = None, single: bool = False) -> Seen:
+    """What a mask [batch, heads, queries, keys] of bools says, or, where it is `single`, one [queries, heads, 1, keys].
+    `positions`: a vector that counts as the queries' numbers."""
+    return _seen(mask, (_QUERIES, 1, None, _KEYS) if single else (0, 1, _QUERIES, _KEYS), positions)
 
 
 def _seen(v: Any, dims: Dims, positions: Any) -> Seen:

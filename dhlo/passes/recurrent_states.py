@@ -37,6 +37,7 @@ from dhlo.ir.symbols import symbol
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import cse, erase_dead
 from dhlo.passes.simplify import simplify
+from dhlo.passes.tokens import take_row
 from dhlo.shape_infer.recurrence import independent_dims
 from dhlo.shape_infer.views import reshape_groups
 
@@ -101,7 +102,7 @@ class _States:
         where = self._add_inputs()
         for k in self.numbers:
             _Rewriting(self.block, self.batch, k, self.names[k]).run(where, self.pool)
-        self._take_row()
+        take_row(self.block, self.batch, {self.block.arguments[k] for k in self.numbers})
         set_type(self.block)
         roles: dict[int, str | tuple[str, int]] = {v.arg_number: n for n, v in vars(where).items()}
         mark_paging(self.block, _BLOCK, [], roles | dict.fromkeys(self.numbers, "state"))
@@ -116,19 +117,6 @@ class _States:
             made.append(self.block.add_argument(TensorType.of("i32", [size]).mlir(), ir.Location.unknown()))
             mark_argument(self.block, made[-1].arg_number, {"dhlo.name": ir.StringAttr.get(name)})
         return _Where(*made)
-
-    def _take_row(self) -> None:
-        """Other arguments [batch, 1, ...] become a row [1, tokens, ...]."""
-        for k, argument in enumerate(list(self.block.arguments)):
-            t = from_mlir(argument)
-            if k in self.numbers or t.rank < 2 or t.shape[:2] != (self.batch, 1) or any(s.free_symbols for s in t.shape[2:]):
-                continue
-            users = [(use.owner.operation, use.operand_number) for use in argument.uses]
-            argument.set_type(t.with_shape([1, self.batch, *t.shape[2:]]).mlir())
-            with ir.InsertionPoint.at_block_begin(self.block):
-                column = build(Reshape, [argument], None, results=[t]).results[0]
-            for user, number in users:
-                user.operands[number] = column
 
 
 class _Rewriting:

@@ -1,4 +1,5 @@
-"""Whether a program computes each token by itself, but for attention over its caches: what page-caches rests on."""
+"""Whether a program computes each token by itself, but for attention over its caches, which page-caches rests on; and its tokens as
+a row."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 import sympy
 
 from dhlo.errors import CompileError
-from dhlo.ir.dialect import Kind, attr, defining
+from dhlo.ir.dialect import Kind, attr, build, defining
+from dhlo.ir.mlir import ir
 from dhlo.ir.ops.collective import AllGather, AllReduce, AllToAll, BroadcastFrom, ReduceScatter
 from dhlo.ir.ops.compute import ArgReduce, Attention, Matmul, Reduce, Scan
 from dhlo.ir.ops.lookup import Scatter, Sort, TopK
@@ -19,16 +21,27 @@ from dhlo.ir.places import place_of
 from dhlo.ir.symbols import FloorDiv
 from dhlo.ir.types import from_mlir
 
-__all__ = ["Tokens", "check_tokens"]
+__all__ = ["Tokens", "check_tokens", "take_row"]
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The sizes of a decoder's step: a batch of sequences, of each of which so many keys are there and so many tokens are new."""
+    """The sizes of a decoder's step: a batch of sequences, of each of which so many keys are there and so many tokens are new, a
+    symbol or 1."""
 
     batch: sympy.Expr
     past: sympy.Symbol
-    new: sympy.Symbol
+    new: sympy.Expr
+
+    @property
+    def single(self) -> bool:
+        """Whether each sequence has one new token, so that the batch is what becomes a row of tokens."""
+        return bool(self.new == 1)
+
+    @property
+    def row(self) -> sympy.Symbol:
+        """The dim along which all tokens lie."""
+        return self.batch if self.single else self.new
 
     def along(self, size: sympy.Expr) -> bool:
         """Whether a dim runs along the tokens or keys of one sequence. One along those of all sequences at once doesn't: the
@@ -39,6 +52,20 @@ class Tokens:
     def in_context(self, size: sympy.Expr) -> bool:
         """Whether a dim is as long as what is there and what is new."""
         return bool((size - self.past - self.new).expand() == 0)
+
+
+def take_row(block: Any, batch: sympy.Symbol, besides: Collection[Any]) -> None:
+    """Arguments [batch, 1, ...] of a step of one token, but for those of `besides`, become a row [1, tokens, ...]."""
+    for argument in list(block.arguments):
+        t = from_mlir(argument)
+        if argument in besides or t.rank < 2 or t.shape[:2] != (batch, 1) or any(s.free_symbols for s in t.shape[2:]):
+            continue
+        users = [(use.owner.operation, use.operand_number) for use in argument.uses]
+        argument.set_type(t.with_shape([1, batch, *t.shape[2:]]).mlir())
+        with ir.InsertionPoint.at_block_begin(block):
+            column = build(Reshape, [argument], None, results=[t]).results[0]
+        for user, number in users:
+            user.operands[number] = column
 
 
 def check_tokens(block: Any, tokens: Tokens, joins: Collection[Any]) -> None:
@@ -73,7 +100,8 @@ def _attends(op: Any, joined: Collection[Any], tokens: Tokens) -> bool:
 
 
 def _splits(size: sympy.Expr, tokens: Tokens) -> bool:
-    return any(e.has(tokens.new) or e.has(tokens.past) for e in size.atoms(FloorDiv, sympy.Mod))
+    along = {tokens.new, tokens.past}
+    return any(e.free_symbols & along for e in size.atoms(FloorDiv, sympy.Mod))
 
 
 def _mixed(op: Any) -> Iterator[tuple[int, list[int]]]:

@@ -225,9 +225,9 @@ class Buffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 # A request's id, choice, dhlo_finish, whether it is the request's last, tokens, their log-probabilities each with those of the most
-# likely ones, index of the stop string or -1, error, tokens of the prompt and those that were cached.
+# likely ones, index of the stop string or -1, error, tokens of the prompt and those that were cached, score of beam search.
 EngineEvent: TypeAlias = tuple[
-    int, int, int, bool, tuple[int, ...], tuple[tuple[float, tuple[tuple[int, float], ...]], ...], int, str, int, int
+    int, int, int, bool, tuple[int, ...], tuple[tuple[float, tuple[tuple[int, float], ...]], ...], int, str, int, int, float
 ]
 
 @final

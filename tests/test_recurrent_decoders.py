@@ -122,6 +122,19 @@ def test_choices_of_a_request_go_on_from_one_state(mamba2: tuple[Any, CompiledMo
     assert any(x.choices[0].tokens != x.choices[1].tokens for x in together)
 
 
+def test_beams_go_on_from_copies_of_states(mamba2: tuple[Any, CompiledModel], answers: Any) -> None:
+    """As transformers' search, which computes each text anew."""
+    params = SamplingParams(beam_width=3, n=2, max_tokens=6)
+    prompts = [p for p in answers[0] if len(p) > 4][:2]
+    with Engine(mamba2[1], EngineOptions(max_sequences=4, max_step_tokens=16)) as engine:
+        outputs = engine.generate(prompts, params)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            found = mamba2[0].generate(ids, max_new_tokens=6, do_sample=False, num_beams=3, num_return_sequences=2, use_cache=False)
+        assert [list(c.tokens) for c in output.choices] == found[:, len(prompt) :].tolist()
+
+
 def test_what_states_cant_do_is_refused(mamba2: tuple[Any, CompiledModel], tmp_path: Any) -> None:
     folder = {"cache_folder": str(tmp_path), "cache_folder_bytes": 1 << 20}
     store = {"cache_store": SimpleNamespace(put=lambda name, data: None, get=lambda name: None, remove=lambda name: None)}

@@ -324,8 +324,23 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "suffix": ({"prompt": "a", "suffix": "b"}, "suffix"),
     "best_of": ({"prompt": "a", "best_of": 3}, "best_of"),
     "echo": ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
+    "length_penalty": ({"prompt": "a", "length_penalty": 2}, "length_penalty: goes with use_beam_search"),
+    "early_stopping": ({"prompt": "a", "early_stopping": True}, "early_stopping: goes with use_beam_search"),
+    "beams": ({"prompt": "a", "use_beam_search": True, "early_stopping": "always"}, "early_stopping"),
     "long": ({"prompt": "a b " * 600}, "maximum context length"),
 }
+
+
+def test_beam_search(client: TestClient, engine: RuleEngine) -> None:
+    """As vLLM's: n is the width, or best_of; what the folder says of drawing doesn't count."""
+    said = {"prompt": "a", "use_beam_search": True, "n": 2, "length_penalty": 0.5, "early_stopping": "never"}
+    for changes, width in (({}, 2), ({"best_of": 5}, 5), ({"n": None}, 1)):
+        assert client.post(COMPLETE, json=said | changes).status_code == 200
+        params = engine.requests[-1].params
+        assert (params.beam_width, params.length_penalty, params.early_stopping) == (width, 0.5, "never")
+        assert (params.temperature, params.top_k, params.top_p, params.min_p) == (1.0, 0, 1.0, 0.0)
+    assert client.post(COMPLETE, json={"prompt": "a", "length_penalty": 1, "early_stopping": False}).status_code == 200
+    assert engine.requests[-1].params.beam_width == 0
 
 
 @pytest.mark.parametrize("what", BAD_COMPLETIONS)

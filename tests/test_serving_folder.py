@@ -296,6 +296,11 @@ def test_generate_on_the_command_line(started: tuple[Path, Path, Served], engine
     assert first.stdout == again.stdout and list((tmp_path / "blocks").glob("*.kv"))
     drafted = CliRunner().invoke(app, ["generate", str(folder), "The pass", *options, "--draft-model", str(folder)])
     assert drafted.stdout == result.stdout, drafted.output
+    searched = CliRunner().invoke(app, ["generate", str(folder), "The pass", *options, "--beams", "3"])
+    (output,) = engine.generate([served.tokenizer.encode("The pass")], SamplingParams(max_tokens=12, beam_width=3))
+    stream = TextStream(served.tokenizer.vocabulary, served.eos_tokens)
+    choice = output.choices[0]
+    assert searched.stdout == stream.read(Event(0, choice.tokens, finish=choice.finish)) + "\n", searched.output
     long = CliRunner().invoke(app, ["generate", str(folder), "a " * 600, *options])
     assert long.exit_code == 1 and "tokens; 1 to 511 are taken" in long.output
 

@@ -69,6 +69,9 @@ def generate_command(
             metavar="NAME", help="Continue by this one of --lora-modules; by default by the only one.", show_default=False
         ),
     ] = None,
+    beams: Annotated[
+        int, typer.Option(min=0, max=256, help="Beam search with so many beams, whose best text is given; 0: none.")
+    ] = 0,
 ) -> None:
     """Continue a text by a language model from a folder, on the terminal as it comes."""
     from dhlo.commands.serve import generate_text
@@ -83,4 +86,5 @@ def generate_command(
         stop=stop or [],
         room=room,
         adapter=adapter,
+        beams=beams,
     )

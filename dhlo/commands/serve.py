@@ -77,6 +77,7 @@ def generate_text(
     stop: Sequence[str],
     room: AdapterRoom,
     adapter: str | None,
+    beams: int = 0,
 ) -> None:
     """Writes what follows a text, or with `chat` the answer to it, as it comes, by an adapter if there is one. Raises DhloError."""
     with _needing_extra():
@@ -94,8 +95,11 @@ def generate_text(
         if not 0 < len(prompt) < positions:
             raise ContractError(f"the text has {len(prompt)} tokens; 1 to {positions - 1} are taken")
         given: dict[str, Any] = {"temperature": temperature, "seed": seed, "adapter": chosen_adapter}
-        chosen = {**served.defaults, **{k: v for k, v in given.items() if v is not None}}
-        params = SamplingParams(**{**chosen, "max_tokens": min(max_tokens, positions - len(prompt)), "stop": tuple(stop)})
+        kept = ("repetition_penalty",) if beams else tuple(served.defaults)  # what draws nothing
+        chosen = {k: v for k, v in served.defaults.items() if k in kept} | {k: v for k, v in given.items() if v is not None}
+        params = SamplingParams(
+            **{**chosen, "max_tokens": min(max_tokens, positions - len(prompt)), "stop": tuple(stop), "beam_width": beams}
+        )
         stream = TextStream(served.tokenizer.vocabulary, served.eos_tokens)
         request = engine.submit(prompt, params)
         try:

@@ -42,8 +42,17 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "Request"]
 
 _OPTIONS, _PARAMS = EngineOptions(), SamplingParams()  # the defaults
-_INTEGERS = ("priority", "max_tokens", "top_k", "n", "seed", "logprobs")
-_NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "timeout")
+_INTEGERS = ("priority", "max_tokens", "top_k", "n", "seed", "logprobs", "beam_width")
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "timeout",
+    "length_penalty",
+)
 _OPTIONAL = ("seed", "logprobs", "timeout")
 # By dhlo_finish of serve.h.
 _FINISHES = (
@@ -133,7 +142,7 @@ class Request:
         last = events[-1]
         assert last.finish is not None
         tokens = tuple(t for e in events for t in e.tokens)
-        return Choice(tokens, last.finish, tuple(x for e in events for x in e.logprobs), last.stop, last.error)
+        return Choice(tokens, last.finish, tuple(x for e in events for x in e.logprobs), last.stop, last.error, last.score)
 
     def _take(self, events: Sequence[_runtime.EngineEvent]) -> None:
         """Called by the dispatcher's thread."""
@@ -145,8 +154,9 @@ class Request:
                 _FINISHES[finish],
                 self.params.stop[stop] if stop >= 0 else None,
                 error,
+                score,
             )
-            for _, choice, finish, _, tokens, logprobs, stop, error, _, _ in events
+            for _, choice, finish, _, tokens, logprobs, stop, error, _, _, score in events
         ]
         with self._changed:
             self._events += made
@@ -379,6 +389,13 @@ def _preemption(name: str) -> int:
     return int(name == "swap")
 
 
+def _early_stopping(value: object) -> int:
+    """A dhlo_early_stopping of serve.h."""
+    if not isinstance(value, bool) and value != "never":
+        raise ContractError(f"early_stopping is True, False or 'never', got {value!r}")
+    return 2 if value == "never" else int(value)
+
+
 def _size(value: int | None, name: str) -> int:
     """As the native engine takes it: 0 for what it is to choose."""
     if value is None:
@@ -451,6 +468,9 @@ def _pack(params: SamplingParams) -> tuple[object, ...]:
         (_tokens(params.stop_tokens, "stop_tokens"),),
         params.constrain,
         params.adapter or None,
+        params.beam_width,
+        params.length_penalty,
+        _early_stopping(params.early_stopping),
     )
 
 

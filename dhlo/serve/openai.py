@@ -29,6 +29,8 @@ __all__ = [
 _MOST_LOGPROBS: Final = 20
 _TOKENS: Final = 1 << 31
 _ANY_OBJECT: Final = '{"type": "object"}'
+_DEFAULTS: Final = SamplingParams()
+_DRAWS: Final = ("temperature", "top_k", "top_p", "min_p")
 
 
 class ApiError(Exception):
@@ -111,6 +113,9 @@ class SamplingBody(_Body):
     priority: Annotated[int, Field(gt=-_TOKENS, lt=_TOKENS)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     structured_outputs: StructuredOutputs | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
     # Of no effect on what is answered:
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -148,9 +153,25 @@ class SamplingBody(_Body):
     def wanted_logprobs(self) -> int | None:
         return None
 
+    @property
+    def beam_width(self) -> int:
+        """0: no beam search. Raises ApiError for what goes with it alone."""
+        if self.use_beam_search:
+            return self.n or 1
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(self, name) not in (None, getattr(_DEFAULTS, name)):
+                raise ApiError(400, f"{name}: goes with use_beam_search: true", param=name)
+        return 0
+
     def sampling(self, defaults: Mapping[str, float], tokenizer: Tokenizer, max_tokens: int) -> SamplingParams:
         """How tokens are chosen: as the body says, else as `defaults` do. Raises ApiError for tokens that there aren't."""
+        width = self.beam_width
+        if width > 0:  # what isn't said draws nothing
+            defaults = {k: v for k, v in defaults.items() if k not in _DRAWS}
         given = {
+            "beam_width": width,
+            "length_penalty": self.length_penalty if width > 0 else None,
+            "early_stopping": self.early_stopping if width > 0 else None,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": max(self.top_k, 0) if self.top_k is not None else None,  # vLLM's -1 is all
@@ -200,18 +221,24 @@ class CompletionBody(SamplingBody):
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1, lt=_TOKENS)] | None = None
     suffix: str | None = None
 
     @property
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
+    @property
+    def beam_width(self) -> int:
+        """As many as `best_of` says, if it says something."""
+        width = super().beam_width
+        return width if self.best_of is None or width == 0 else self.best_of
+
     def prompts(self, tokenizer: Tokenizer, most: int) -> list[list[int]]:
         """The tokens of each prompt. Raises ApiError and ContractError."""
         if self.suffix:
             raise ApiError(400, "suffix: the model only continues texts", param="suffix")
-        if self.best_of is not None and self.best_of != (self.n or 1):
+        if self.best_of is not None and self.best_of != (self.n or 1) and not self.use_beam_search:
             raise ApiError(400, "best_of: as many as n are computed, and all are given", param="best_of")
         if self.echo and self.logprobs is not None:
             raise ApiError(400, "echo: log-probabilities are those of new tokens; leave out echo or logprobs", param="echo")

@@ -93,6 +93,17 @@ class SamplingParams:
     """Let drafts be verified for this request, if the engine has a source of them."""
     adapter: str = ""
     """The name of an adapter that is loaded; empty: none."""
+    beam_width: int = 0
+    """Beam search with so many beams, at most `max_sequences`; 0: none. The `n` choices, at most `beam_width`, are the best texts
+    that it finds, the best one first, as those of transformers' `generate(num_beams=...)`; they are told of when it is over.
+    Log-probabilities are those before penalties and bias, which are applied to them. With what says how tokens are drawn (a
+    temperature but 0 or 1, `top_k`, `top_p`, `min_p`), with `stop` and with `constrain` it is refused."""
+    length_penalty: float = 1.0
+    """Scores of beam search are sums of log-probabilities over this power of the number of tokens, -10 to 10: larger numbers favour
+    longer texts."""
+    early_stopping: bool | Literal["never"] = False
+    """When a beam search that has found `beam_width` texts is over: at once (True), if no beam's score is better now than the worst
+    of theirs (False), or if none can become better ("never")."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +127,8 @@ class Event:
     stop: str | None = None
     """The stop string that ended it."""
     error: str = ""
+    score: float = 0.0
+    """Of what beam search has found: the sum of its tokens' log-probabilities over their number to `length_penalty`."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +140,8 @@ class Choice:
     logprobs: tuple[TokenLogprobs, ...] = ()
     stop: str | None = None
     error: str = ""
+    score: float = 0.0
+    """Of beam search, by which choices are in order."""
 
 
 @dataclass(frozen=True)

@@ -212,10 +212,11 @@ PyObject* submit_unfenced(PyObject* self, PyObject* args) {
   const char* adapter = nullptr;
   long long max_tokens = 0, top_k = 0;
   double timeout = 0;
-  if (PyArg_ParseTuple(args, "y*iLdLddddd(y*y*)OiipOdy*p(y*)Oz:submit", &prompt, &how.priority, &max_tokens,
+  if (PyArg_ParseTuple(args, "y*iLdLddddd(y*y*)OiipOdy*p(y*)Ozidi:submit", &prompt, &how.priority, &max_tokens,
                        &how.temperature, &top_k, &how.top_p, &how.min_p, &how.presence_penalty, &how.frequency_penalty,
                        &how.repetition_penalty, &bias_tokens, &bias, &seed, &how.n, &how.logprobs, &how.ignore_eos,
-                       &stops, &timeout, &salt, &how.speculate, &stop_tokens, &constraint, &adapter) == 0)
+                       &stops, &timeout, &salt, &how.speculate, &stop_tokens, &constraint, &adapter, &how.beam_width,
+                       &how.length_penalty, &how.early_stopping) == 0)
     return nullptr;
   how.adapter = adapter;
   how.max_tokens = max_tokens;
@@ -354,9 +355,10 @@ PyObject* event_of(const dhlo_event& event) {
   Ref tokens(make_tuple(event.num_tokens, [&event](int64_t i) { return PyLong_FromLong(event.tokens[i]); }));
   Ref logprobs(tokens ? logprobs_of(event) : nullptr);
   if (!logprobs) return nullptr;
-  return Py_BuildValue("(KiiOOOisLL)", static_cast<unsigned long long>(event.request), event.choice, event.finish,
+  return Py_BuildValue("(KiiOOOisLLd)", static_cast<unsigned long long>(event.request), event.choice, event.finish,
                        event.last != 0 ? Py_True : Py_False, tokens.get(), logprobs.get(), event.stop, event.error,
-                       static_cast<long long>(event.prompt_tokens), static_cast<long long>(event.cached_tokens));
+                       static_cast<long long>(event.prompt_tokens), static_cast<long long>(event.cached_tokens),
+                       event.score);
 }
 
 PyObject* poll(PyObject* self, PyObject* args) {

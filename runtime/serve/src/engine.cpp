@@ -332,15 +332,24 @@ void Engine::take_results() {
     const bool begins = !choice.request->forked && item.row >= 0;
     if (item.end - item.first > 1 || begins) counts_.prompt_tokens += item.end - item.first;
     choice.computed = item.end;
-    if (item.row >= 0) take_rows(item);
+    const bool beam = choice.request->search != nullptr;
+    if (item.row >= 0 && !beam) take_rows(item);
     const int64_t begin = now_ns();
     if (item.drafts > 0 || item.by_model) cache_->truncate(*choice.sequence, choice.computed);
     cache_->commit(*choice.sequence, {choice.tokens.data(), static_cast<size_t>(choice.computed)});
     counts_.schedule_ns += now_ns() - begin;
-    if (begins) fork(*choice.request, step_.logits(item.row));
+    if (beam)
+      take_beam(item);
+    else if (begins)
+      fork(*choice.request, step_.logits(item.row));
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (Choice* choice : done_) end(*choice, choice->finish, choice->error, made_);
+  for (Choice* choice : done_) {
+    if (choice->request->search != nullptr)
+      end(*choice->request, choice->finish, choice->error, made_);
+    else
+      end(*choice, choice->finish, choice->error, made_);
+  }
 }
 
 // Tells of what the step brought.

@@ -91,7 +91,22 @@ class Engine {
   bool draw(Choice& choice, const void* row);
   void note_logprobs(Choice& choice);
   void give(Choice& choice);
+
+  // beams.cpp: beam search.
+  void take_beam(const Item& item);
+  void advance(Request& request);
+  void keep_ended(Request& request, int64_t made);
+  void go_on(Request& request);
+  bool weigh_beams(Request& request);
+  void join(Choice& choice, Sequence sequence, const Choice& from);
+  void spread(Request& request);
   // The caller holds mutex_.
+  void schedule_beams(Request& request);
+  void preempt_beams(Request& request);
+  void end_beams(Request& request, dhlo_finish finish, const char* error, Events& events) noexcept;
+
+  // tokens.cpp; the caller holds mutex_.
+  void release(Choice& choice) noexcept;
   void end(Choice& choice, dhlo_finish finish, const char* error, Events& events) noexcept;
   void end(Request& request, dhlo_finish finish, const char* error, Events& events) noexcept;
   void end_all(dhlo_finish finish, const char* error) noexcept;
@@ -103,6 +118,7 @@ class Engine {
   void schedule_prompts();
   int64_t plan_drafts(Choice& choice, int64_t slack, int64_t decoding, bool& by_model);
   void add_item(Choice& choice, int64_t tokens, int64_t drafts_at, int64_t drafts, bool by_model);
+  void drop_item(Choice& choice);
   bool admit(Choice& choice);
   void fetch(Choice& choice);
   void fetch_ahead();

@@ -41,6 +41,7 @@ Events::Made Events::made_of(const Choice& choice, int64_t end, const char* erro
   event.stop = choice.stop;
   event.prompt_tokens = request.prompt_tokens;
   event.cached_tokens = request.cached_tokens;
+  event.score = choice.score;
   std::snprintf(made.error, sizeof made.error, "%s", error);
   return made;
 }

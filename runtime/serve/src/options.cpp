@@ -159,6 +159,8 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   limits_.vocabulary = step_.vocabulary();
   limits_.max_sequences = sequences;
   limits_.constrains = constrain_ != nullptr;
+  limits_.blocks = how.num_blocks;
+  limits_.block_slots = how.block_slots;
   limits_.max_positions = how.num_blocks * how.block_slots;
   for (const int64_t most : {options.max_positions, step_.max_positions()})
     if (most > 0) limits_.max_positions = std::min(limits_.max_positions, most);

@@ -108,6 +108,24 @@ std::vector<StopString> read_stops(const dhlo_sampling& how, const Vocabulary& v
   return stops;
 }
 
+// Throws for what says how tokens are drawn, or can't be said of texts that part again and again.
+void need_beams(const dhlo_sampling& how, const Limits& limits) {
+  auto without = [](bool holds, const char* name) {
+    if (!holds) refuse(std::string(name) + ": doesn't go with beam search (beam_width): leave it out");
+  };
+  need(how.beam_width <= limits.max_sequences, "beam_width", "at most max_sequences", std::to_string(how.beam_width));
+  need(how.n <= how.beam_width, "n", "at most beam_width", std::to_string(how.n));
+  need_between(how.length_penalty, -10, 10, "length_penalty", "from -10 to 10");
+  need(how.early_stopping >= DHLO_EARLY_STOPPING_SCORES && how.early_stopping <= DHLO_EARLY_STOPPING_NEVER,
+       "early_stopping", "a dhlo_early_stopping", std::to_string(how.early_stopping));
+  without(how.temperature == 0 || how.temperature == 1, "temperature");
+  without(how.top_k == 0, "top_k");
+  without(how.top_p == 1, "top_p");
+  without(how.min_p == 0, "min_p");
+  without(how.num_stops == 0, "stop");
+  without(how.constrained == 0, "constrained");
+}
+
 }  // namespace
 
 Request::Request(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling& how, const Limits& limits,
@@ -143,10 +161,25 @@ Request::Request(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling&
   if (how.ignore_eos == 0) ends = std::move(eos_tokens);
   ends.insert(ends.end(), how.stop_tokens, how.stop_tokens + how.num_stop_tokens);
   std::sort(ends.begin(), ends.end());
+  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
 
   live = how.n;
-  choices = std::vector<Choice>(static_cast<size_t>(how.n));
-  for (int32_t i = 0; i < how.n; ++i) {
+  int32_t sequences = how.n;
+  need(how.beam_width >= 0, "beam_width", "at least 0", std::to_string(how.beam_width));
+  if (how.beam_width > 0) {
+    need_beams(how, limits);
+    sequences = how.beam_width;
+    if (const int64_t blocks = blocks_of(sequences, max_size, limits.block_slots); blocks > limits.blocks)
+      refuse("beam_width: " + std::to_string(sequences) + " beams of up to " + std::to_string(max_size) +
+             " tokens need " + std::to_string(blocks) + " blocks, and the pools have " + std::to_string(limits.blocks) +
+             ": give fewer beams or max_tokens, or more cache_bytes");
+    search = std::make_unique<BeamSearch>(sequences, how.length_penalty, how.early_stopping, max_size - num_tokens);
+    speculate = false;
+  } else if (how.length_penalty != 1 || how.early_stopping != DHLO_EARLY_STOPPING_SCORES) {
+    refuse(std::string(how.length_penalty != 1 ? "length_penalty" : "early_stopping") + ": goes with beam_width");
+  }
+  choices = std::vector<Choice>(static_cast<size_t>(sequences));
+  for (int32_t i = 0; i < sequences; ++i) {
     Choice& choice = choices[static_cast<size_t>(i)];
     choice.request = this;
     choice.index = i;
@@ -156,6 +189,13 @@ Request::Request(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling&
     if (rules.counts())
       for (int64_t t = 0; t < num_tokens; ++t) choice.counts.add(prompt[t], false);
   }
+}
+
+int64_t Request::blocks_of(int64_t beams, int64_t tokens, int64_t block_slots) const {
+  const int64_t shared = prompt_tokens / block_slots, own = (tokens + block_slots - 1) / block_slots - shared;
+  int64_t all = 0;
+  if (__builtin_mul_overflow(own, beams, &all) || __builtin_add_overflow(all, shared, &all)) return INT64_MAX;
+  return all;
 }
 
 void Request::choose(Adapters::Hold chosen) {

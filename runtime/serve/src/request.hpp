@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "adapters.hpp"
+#include "beam_search.hpp"
 #include "cache.hpp"
 #include "counts.hpp"
 #include "dhlo/serve.h"
@@ -37,7 +38,8 @@ struct DraftState {
 };
 
 // A sequence of tokens in the making. Of a request that hasn't begun only the first choice has anything to do: it
-// computes the prompt, whose blocks the others then share.
+// computes the prompt, whose blocks the others then share. In beam search they are its beams, and what is told of them
+// is what it has found in the end.
 struct Choice {
   Request* request = nullptr;
   int32_t index = 0;
@@ -62,15 +64,18 @@ struct Choice {
   std::vector<float> logprobs, top_logprobs;
   std::vector<int32_t> top_tokens;
   int32_t cell = -1;  // where its states are, while it runs, if the step keeps such
+  double score = 0;   // of what beam search has found
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   int64_t made() const;
+  // Tokens that are computed before it makes more, or before the other beams do.
+  int64_t goal() const;
   // All but one token are computed: each step makes one or more.
   bool decodes() const { return size() - computed == 1; }
 };
 
 struct Limits {
-  int64_t vocabulary = 0, max_positions = 0, max_sequences = 0;
+  int64_t vocabulary = 0, max_positions = 0, max_sequences = 0, blocks = 0, block_slots = 1;
   bool constrains = false;  // the host has a hook for it
 };
 
@@ -80,6 +85,8 @@ struct Request {
           const Vocabulary& vocabulary, std::vector<int32_t> eos_tokens);
   // Keys and values are its adapter's, too: what it begins with is shared with requests of the same content.
   void choose(Adapters::Hold chosen);
+  // Blocks of so many beams of so many tokens, which share those that the prompt fills.
+  int64_t blocks_of(int64_t beams, int64_t tokens, int64_t block_slots) const;
 
   uint64_t id = 0;
   void* user = nullptr;
@@ -95,14 +102,19 @@ struct Request {
   std::vector<StopString> stops;
   std::vector<Choice> choices;  // never changes its size
 
-  bool begun = false;   // the first choice has had blocks
-  bool forked = false;  // all choices run by themselves
+  bool begun = false;                  // the first choice has had blocks
+  bool forked = false;                 // all choices run by themselves
+  std::unique_ptr<BeamSearch> search;  // null: none
   int64_t cached_tokens = 0;
-  int64_t live = 0;  // choices that haven't ended
+  int64_t live = 0;  // choices that haven't ended, those that are told of
   std::atomic<bool> cancelled{false};
 };
 
 inline int64_t Choice::made() const { return size() - request->prompt_tokens; }
+inline int64_t Choice::goal() const {
+  if (request->search == nullptr) return size();
+  return request->forked ? size() - 1 : request->prompt_tokens;
+}
 
 // Who goes first.
 struct Earlier {

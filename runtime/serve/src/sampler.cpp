@@ -337,15 +337,39 @@ int32_t Sampler::pick(const Row& from, double u) const {
   return from.id(last);
 }
 
+Draw Sampler::weigh(const void* row, const Rules& rules, const TokenCounts* counts) {
+  const bool plain = !rules.counts() && rules.bias.empty();
+  weighed_ = plain && dtype_ == DHLO_F32 && vocabulary_ == padded_ ? static_cast<const float*>(row) : widened(row);
+  const Peak peak = lanes_.peak(weighed_, padded_);
+  if (peak.nan) return Draw::kNan;
+  if (peak.value == kBarred) return Draw::kNothing;
+  note_total(weighed_, peak.value);
+  if (!plain) {
+    for (float& x : x_) x = less(x);
+    log_total_ = 0;
+    change(rules, counts, nullptr);
+  }
+  note_top(weighed_, std::max(rules.logprobs, 0));
+  return Draw::kDone;
+}
+
 // The sum of all probabilities' numerators, and the most likely tokens.
 void Sampler::note_logprobs(const float* x, float peak, int32_t wanted) {
-  top_.clear();
+  note_total(x, peak);
+  note_top(x, wanted);
+}
+
+void Sampler::note_total(const float* x, float peak) {
   if (std::isinf(peak)) {
     log_total_ = peak;
   } else {
     lanes_.weights(x, padded_, peak, 1, w_.data(), sums_.data());
     log_total_ = peak + static_cast<float>(std::log(total()));
   }
+}
+
+void Sampler::note_top(const float* x, int32_t wanted) {
+  top_.clear();
   const auto most = static_cast<size_t>(std::min<int64_t>(wanted, vocabulary_));
   if (most == 0) return;
   for (int64_t i = 0; i < vocabulary_; ++i) {

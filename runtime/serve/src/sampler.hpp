@@ -45,6 +45,16 @@ class Sampler {
   const std::vector<std::pair<int32_t, float>>& top() const { return top_; }
   int64_t vocabulary() const { return vocabulary_; }
 
+  // For beam search: log-probabilities of a row, which penalties and bias change afterwards, as in transformers, where
+  // they needn't sum to 1 then. If rules.logprobs is above 0, top() are the most likely tokens.
+  Draw weigh(const void* row, const Rules& rules, const TokenCounts* counts);
+  // Of the row that was weighed last, while it lasts: what log-probabilities follow from, behind the vocabulary
+  // -infinity up to padded().
+  const float* weighed() const { return weighed_; }
+  int64_t padded() const { return padded_; }
+  float logprob_at(float x) const { return less(x); }
+  float logprob_of(int32_t token) const { return less(weighed_[token]); }
+
  private:
   // The last token in the order of falling logits, then rising numbers, that is kept.
   struct Cut {
@@ -91,6 +101,8 @@ class Sampler {
   // The logarithm of a probability; where logits are infinite, those have all of it.
   float less(float x) const { return x == log_total_ ? 0 : x - log_total_; }
   void note_logprobs(const float* x, float peak, int32_t wanted);
+  void note_total(const float* x, float peak);
+  void note_top(const float* x, int32_t wanted);
 
   const Lanes& lanes_ = lanes();
   int64_t vocabulary_;
@@ -105,6 +117,7 @@ class Sampler {
   float logprob_ = 0;
   float log_total_ = 0;
   std::vector<std::pair<int32_t, float>> top_;
+  const float* weighed_ = nullptr;
 };
 
 }  // namespace dhlo::serve

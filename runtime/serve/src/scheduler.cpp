@@ -15,9 +15,11 @@ constexpr int64_t kFetchAhead = 8;
 
 int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
-// What a choice takes of max_sequences: until a request's choices go their own ways, the first stands for all.
+// What a choice takes of max_sequences: until a request's choices go their own ways, the first stands for all, and any
+// of beams.
 int64_t places(const Choice& choice) {
-  return choice.request->forked ? 1 : static_cast<int64_t>(choice.request->choices.size());
+  const Request& request = *choice.request;
+  return request.forked && request.search == nullptr ? 1 : static_cast<int64_t>(request.choices.size());
 }
 
 }  // namespace
@@ -58,6 +60,10 @@ void Engine::schedule_decodes() {
   int64_t slack = budget_ - decoding;             // for drafts
   for (size_t i = 0; i < running_.size(); ++i) {  // choices that give up their blocks are taken from the end
     Choice& choice = *running_[i];
+    if (choice.request->search != nullptr) {
+      if (i == 0 || running_[i - 1]->request != choice.request) schedule_beams(*choice.request);
+      continue;
+    }
     if (!choice.decodes()) continue;
     const auto at = static_cast<int64_t>(drafts_.size());
     bool by_model = false;
@@ -92,7 +98,7 @@ int64_t Engine::plan_drafts(Choice& choice, int64_t slack, int64_t decoding, boo
 void Engine::schedule_prompts() {
   bool admits = true;
   for (size_t i = 0; budget_ > 0;) {
-    while (i < running_.size() && running_[i]->scheduled) ++i;
+    while (i < running_.size() && (running_[i]->scheduled || running_[i]->computed == running_[i]->goal())) ++i;
     Choice* next = i < running_.size() ? running_[i] : nullptr;
     Choice* first = admits && !waiting_.empty() ? *waiting_.begin() : nullptr;
     if (first != nullptr && (next == nullptr || Earlier()(first, next))) {
@@ -103,7 +109,7 @@ void Engine::schedule_prompts() {
       continue;
     }
     if (next == nullptr) return;
-    const int64_t end = std::min(next->size(), next->computed + budget_);
+    const int64_t end = std::min(next->goal(), next->computed + budget_);
     if (make_room(*next, end)) add_item(*next, end, 0, 0, false);
     ++i;
   }
@@ -115,6 +121,16 @@ void Engine::add_item(Choice& choice, int64_t end, int64_t drafts_at, int64_t dr
   budget_ -= end - choice.computed + drafts;
 }
 
+// Takes the choice out of the step again, if it is in it.
+void Engine::drop_item(Choice& choice) {
+  if (!choice.scheduled) return;
+  const auto item =
+      std::find_if(items_.begin(), items_.end(), [&](const Item& each) { return each.choice == &choice; });
+  budget_ += item->end - item->first + item->drafts;
+  items_.erase(item);
+  choice.scheduled = false;
+}
+
 // Takes the first that waits to those that run, if there is room for all that it has.
 bool Engine::admit(Choice& choice) {
   if (blocked_ == &choice && free_blocks() <= blocked_free_ && !running_.empty()) {
@@ -124,11 +140,13 @@ bool Engine::admit(Choice& choice) {
   if (waits_for_tiers(choice)) return false;
   while (in_work() + places(choice) > limits_.max_sequences)
     if (!yield_to(choice)) return false;
-  Sequence sequence =
-      choice.swapped ? Sequence() : cache_->begin({choice.tokens.data(), choice.tokens.size()}, choice.request->salt);
+  const Tokens tokens{choice.tokens.data(), static_cast<size_t>(choice.goal())};
+  Sequence sequence = choice.swapped ? Sequence() : cache_->begin(tokens, choice.request->salt);
   if (!sequence && !choice.swapped) throw std::bad_alloc();
   const int64_t cached = sequence.cached();
-  const int64_t wanted = cache_->blocks_for(choice.size() + 1) - cached / step_.block_slots();
+  const int64_t beams = choice.request->search != nullptr ? static_cast<int64_t>(choice.request->choices.size()) : 1;
+  const int64_t wanted =
+      choice.request->blocks_of(beams, choice.size() + 1, step_.block_slots()) - cached / step_.block_slots();
   // Who runs will soon want another block each.
   while (!running_.empty() && free_blocks() < wanted + static_cast<int64_t>(running_.size())) {
     if (yield_to(choice)) continue;
@@ -166,7 +184,7 @@ bool Engine::admit(Choice& choice) {
 // Begins to bring what the tiers have of the choice's tokens, once.
 void Engine::fetch(Choice& choice) {
   if (choice.fetch_until_ns != 0 || choice.swapped) return;
-  choice.fetch = cache_->prefetch({choice.tokens.data(), choice.tokens.size()}, choice.request->salt);
+  choice.fetch = cache_->prefetch({choice.tokens.data(), static_cast<size_t>(choice.goal())}, choice.request->salt);
   choice.fetch_until_ns = now_ns() + kFetchNs;
 }
 
@@ -203,7 +221,9 @@ bool Engine::yield_to(const Choice& choice) {
 // Blocks for so many tokens of a choice that runs, those of choices behind it if there are no others.
 bool Engine::make_room(Choice& choice, int64_t tokens) {
   while (!cache_->reserve(*choice.sequence, tokens)) {
-    if (running_.back() == &choice) return false;
+    // Beams of a request don't push out each other.
+    const Choice& last = *running_.back();
+    if (&last == &choice || (choice.request->search != nullptr && last.request == choice.request)) return false;
     preempt(*running_.back());
   }
   return true;
@@ -220,15 +240,10 @@ bool Engine::swap_out(Choice& choice) {
 
 // The choice goes on later: what it has computed is swapped out, or lost but for blocks that the cache keeps.
 void Engine::preempt(Choice& choice) {
+  if (choice.request->search != nullptr && choice.request->forked) return preempt_beams(*choice.request);
   if (swap_out(choice)) ++counts_.swaps;
   remove(choice);
-  if (choice.scheduled) {
-    const auto item =
-        std::find_if(items_.begin(), items_.end(), [&](const Item& each) { return each.choice == &choice; });
-    budget_ += item->end - item->first + item->drafts;
-    items_.erase(item);
-    choice.scheduled = false;
-  }
+  drop_item(choice);
   choice.fetch_until_ns = 0;
   waiting_.insert(&choice);
   ++counts_.preemptions;
@@ -251,7 +266,11 @@ void Engine::remove(Choice& choice) {
 
 int64_t Engine::in_work() const {
   int64_t all = 0;
-  for (const Choice* choice : running_) all += places(*choice);
+  const Request* counted = nullptr;
+  for (const Choice* choice : running_) {
+    if (choice->request->search == nullptr || choice->request != counted) all += places(*choice);
+    counted = choice->request;
+  }
   return all;
 }
 

@@ -93,6 +93,7 @@ void dhlo_sampling_init(dhlo_sampling* sampling) {
   sampling->n = 1;
   sampling->logprobs = -1;
   sampling->speculate = 1;
+  sampling->length_penalty = 1;
 }
 
 dhlo_status dhlo_engine_submit(dhlo_engine* engine, const int32_t* prompt, int64_t num_tokens,

@@ -122,6 +122,16 @@ void Engine::give(Choice& choice) {
   choice.top_logprobs.erase(choice.top_logprobs.begin(), choice.top_logprobs.begin() + top);
 }
 
+// Gives back what the choice holds, and its place among those that run or wait.
+void Engine::release(Choice& choice) noexcept {
+  if (blocked_ == &choice) blocked_ = nullptr;
+  if (choice.sequence)
+    remove(choice);
+  else
+    waiting_.erase(&choice);
+  choice.swapped = {};
+}
+
 // Gives back what the choice holds, and tells of its end with all tokens that it hasn't given. Does nothing if it has
 // ended. Events have room for it.
 void Engine::end(Choice& choice, dhlo_finish finish, const char* error, Events& events) noexcept {
@@ -129,12 +139,7 @@ void Engine::end(Choice& choice, dhlo_finish finish, const char* error, Events& 
   Request& request = *choice.request;
   choice.ended = true;
   choice.finish = finish;
-  if (blocked_ == &choice) blocked_ = nullptr;
-  if (choice.sequence)
-    remove(choice);
-  else
-    waiting_.erase(&choice);
-  choice.swapped = {};
+  release(choice);
   --live_;
   if (--request.live == 0) {
     if (!request.begun) --unbegun_;
@@ -151,6 +156,7 @@ void Engine::end(Choice& choice, dhlo_finish finish, const char* error, Events& 
 }
 
 void Engine::end(Request& request, dhlo_finish finish, const char* error, Events& events) noexcept {
+  if (request.search != nullptr) return end_beams(request, finish, error, events);
   for (Choice& choice : request.choices) end(choice, finish, error, events);
 }
 

@@ -9,18 +9,23 @@ import pytest
 BuildNative = Callable[..., Path]
 
 
-def run(build: Path, *arguments: str) -> str:
-    command = [str(build / "serve" / "engine_tests"), *arguments]
+def run(build: Path, program: str, *arguments: str) -> str:
+    command = [str(build / "serve" / program), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout.splitlines()[-1]
 
 
 def test_engine(build_native: BuildNative) -> None:
-    assert run(build_native("engine_tests")) == "all passed"
+    assert run(build_native("engine_tests"), "engine_tests") == "all passed"
+
+
+def test_beams(build_native: BuildNative) -> None:
+    assert run(build_native("beam_tests"), "beam_tests") == "all passed"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
 def test_engine_under_sanitizers(build_native: BuildNative, sanitize: str) -> None:
-    assert run(build_native("engine_tests", sanitize), "300") == "all passed"
+    assert run(build_native("engine_tests", sanitize), "engine_tests", "300") == "all passed"
+    assert run(build_native("beam_tests", sanitize), "beam_tests") == "all passed"

@@ -41,30 +41,6 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExce
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    """A decoder whose weights are large enough that it says more than one token over and over."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    made = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for p in made.parameters():
-            p.mul_(4)
-    return made
-
-
-@pytest.fixture(scope="module")
-def step(model: Any) -> CompiledModel:
-    return dhlo.compile(step_program(model), pages={"keys*": PAGE, "values*": PAGE})
-
-
-@pytest.fixture(scope="module")
 def draft_step(model: Any) -> CompiledModel:
     """Of the model's first layer alone, which is right now and then."""
     smaller = AutoModelForCausalLM.from_config(LlamaConfig(**model.config.to_diff_dict() | {"num_hidden_layers": 1})).eval()

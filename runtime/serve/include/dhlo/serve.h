@@ -59,6 +59,8 @@ typedef struct dhlo_event {
   const char* error; /* "" unless finish is DHLO_FINISH_ERROR */
   int64_t prompt_tokens;
   int64_t cached_tokens; /* of the prompt, whose keys and values were known; 0 until the request has begun */
+  double score; /* of a choice that beam search has found, with its tokens: the sum of their log-probabilities over the
+                   dhlo_sampling.length_penalty-th power of their number; else 0 */
 } dhlo_event;
 
 /* Called with the events of a step, once they are there: on the engine's thread, or in dhlo_engine_step. The events are
@@ -152,6 +154,13 @@ DHLO_API void dhlo_engine_destroy(dhlo_engine* engine);
 /* ---- requests ------------------------------------------------------------------------------------------------------
  */
 
+/* When a beam search that has found beam_width texts is over. */
+typedef enum dhlo_early_stopping {
+  DHLO_EARLY_STOPPING_SCORES = 0, /* if no beam's score is better now than that of the worst of them */
+  DHLO_EARLY_STOPPING_FULL = 1,   /* at once */
+  DHLO_EARLY_STOPPING_NEVER = 2   /* if no beam's score can become better, be it as long as it may */
+} dhlo_early_stopping;
+
 /* How the tokens of a request are chosen. Logits go through, in this order: penalties and bias, the constraint,
  * temperature, top_k, top_p, min_p. */
 typedef struct dhlo_sampling {
@@ -186,6 +195,15 @@ typedef struct dhlo_sampling {
   int32_t constrained; /* ask dhlo_engine_options.constrain */
   void* user;          /* given with events and to hooks */
   const char* adapter; /* the name of one that is loaded; NULL, the default: none */
+  /* Beam search, with so many beams, at most max_sequences; 0, the default: none. Its n choices, at most beam_width,
+   * are the best texts that it finds, the best one first, each told of by one event when it is over. Log-probabilities
+   * are those before penalties and bias, which are applied to them. Nothing is drawn: with a temperature but 0 or 1,
+   * top_k, top_p, min_p, with constraints, and with stop strings it is refused. Texts that it has at its deadline, or
+   * when it is cancelled, are given. */
+  int32_t beam_width;
+  int32_t early_stopping; /* a dhlo_early_stopping; default DHLO_EARLY_STOPPING_SCORES */
+  double length_penalty;  /* scores are sums of log-probabilities over this power of the number of tokens, -10 to 10;
+                             default 1: larger numbers favour longer texts */
 } dhlo_sampling;
 
 DHLO_API void dhlo_sampling_init(dhlo_sampling* sampling);

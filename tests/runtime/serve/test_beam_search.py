@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import torch
 
 from dhlo.errors import ContractError
 from dhlo.model import CompiledModel
-from dhlo.serve.engine import Engine
+from dhlo.serve.engine import Engine, Request
 from dhlo.serve.types import EngineOptions, FinishReason, Output, SamplingParams
 from tests.sequences import PAGE
 
@@ -91,14 +92,20 @@ def test_mixes(model: Any, step: CompiledModel, blocks: int, step_tokens: int, p
     for k in range(18):
         prompt = [*(beginning if k % 2 else ()), *prompts(rng, rng.choice((1, 9, 30)))[0]]
         asked += [
-            (prompt, replace(BEAMS, beam_width=rng.choice((2, 5)), n=2, max_tokens=40, ignore_eos=k % 3 == 0, priority=k % 2)),
-            (prompt, SamplingParams(temperature=rng.choice((0.0, 0.8)), max_tokens=20, ignore_eos=True, seed=k)),
+            (prompt, replace(BEAMS, beam_width=rng.choice((2, 5)), n=2, max_tokens=40, ignore_eos=k % 4 < 2, priority=k % 2)),
+            (prompt, SamplingParams(temperature=rng.choice((0.0, 0.8)), max_tokens=20, ignore_eos=True, seed=k, priority=k % 2)),
         ][: 1 + k % 3]
     with Engine(step, options()) as alone:
         want = alone.generate([p for p, _ in asked], [replace(p, priority=0) for _, p in asked])
     with Engine(step, options(blocks, step_tokens, prefix_cache=prefix, prompt_lookup=lookup)) as engine:
-        outputs = engine.generate([p for p, _ in asked], [p for _, p in asked])
-        for (prompt, params), output, other in zip(asked, outputs, want, strict=True):
+        requests = list[Request]()
+        for first in (1, 0):  # the later ones go first
+            requests += [engine.submit(p, its) for p, its in asked if its.priority == first]
+            while engine.stats().steps < 3:
+                time.sleep(0.001)
+        order = [k for first in (1, 0) for k, (_, its) in enumerate(asked) if its.priority == first]
+        for k, request in zip(order, requests, strict=True):
+            (prompt, params), output, other = asked[k], request.result(60), want[k]
             if params.beam_width:
                 check(model, prompt, params, output)
             else:

@@ -9,15 +9,29 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from dhlo.errors import ContractError, ModelFileError
 from dhlo.serve.chat import ChatTemplate
+from dhlo.serve.embed import Embedder
 from dhlo.serve.folder import Served
+from dhlo.serve.pipeline import Pipeline
 from dhlo.serve.tokens import Tokenizer as Words
 from dhlo.serve.types import EngineStats, Event, FinishReason, QueueFullError, SamplingParams, TokenLogprobs
 
-__all__ = ["CHATML", "EOS", "WORDS", "RuleEngine", "RuleRequest", "byte_level", "make_folder", "rule_served", "sentence_piece"]
+__all__ = [
+    "CHATML",
+    "EOS",
+    "WORDS",
+    "RuleEngine",
+    "RuleRequest",
+    "byte_level",
+    "make_folder",
+    "rule_embedder",
+    "rule_served",
+    "sentence_piece",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = 400
@@ -212,3 +226,18 @@ def rule_served(tokenizer: Words, template: str | None = CHATML) -> Served:
     nothing: Any = None
     chat = None if template is None else ChatTemplate({"default": template})
     return Served("rule", nothing, tokenizer, chat, (EOS,), 512, {"top_k": 50})
+
+
+def rule_embedder(folder: Path, **options: Any) -> Embedder:
+    """Of the tokenizer in a folder: a vector is of length 1 and in the direction of (length, the sum of the tokens, 1, ..., 1), of
+    eight features."""
+
+    def run(ids: Any, lengths: Any) -> Any:
+        vectors = np.ones((len(ids), 8), np.float32)
+        vectors[:, 0] = lengths
+        vectors[:, 1] = [row[:n].sum() for row, n in zip(ids, lengths, strict=True)]
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    prompts = {"query": "w1 "}
+    pipeline = Pipeline(folder, {"vocab_size": WORDS}, ("mean_tokens",), (None,), 64, prompts=prompts)
+    return Embedder(run, 8, pipeline, name="rule", **options)

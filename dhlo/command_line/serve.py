@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dhlo.command_line.app import app
-from dhlo.commands.options import AdapterRoom, Model, Serving, grouped
+from dhlo.commands.options import AdapterRoom, Model, Serving, Task, grouped
 
 
 @app.command("serve")
@@ -30,15 +30,17 @@ def serve_command(
     allow_lora_loading: Annotated[
         bool, typer.Option("--allow-lora-loading", help="Let clients load adapters, of folders that this process can read.")
     ] = False,
+    task: Task,
     load: Serving,
     model: Model,
 ) -> None:
-    """Serve a language model from a folder, for clients of OpenAI's interface; see docs/serving.md."""
+    """Serve a language model or an embedding model from a folder, for clients of OpenAI's interface; see docs/serving.md."""
     from dhlo.commands.serve import serve_folder
 
     serve_folder(
         model,
         load,
+        task,
         host=host,
         port=port,
         name=name,

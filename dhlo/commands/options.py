@@ -24,6 +24,7 @@ __all__ = [
     "RequireKey",
     "Serving",
     "ShapeRanges",
+    "Task",
     "Threads",
     "grouped",
     "weight_formats",
@@ -258,6 +259,29 @@ class Model:
     ] = None
     threads: Threads = 0
     progress: Progress = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a server does, and how texts become vectors."""
+
+    task: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|generate|embed",
+            help="Continue texts, or make vectors of them (/v1/embeddings); auto: as modules.json and the architecture say.",
+        ),
+    ] = "auto"
+    pooling: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="Of vectors: mean, cls, last, max, ... in place of what the folder says."),
+    ] = None
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize", help="Make vectors of length 1, or don't, whatever the folder says.", show_default=False
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from dhlo.commands.console import console
-from dhlo.commands.options import AdapterRoom, Model, Serving, weight_formats
+from dhlo.commands.options import AdapterRoom, Model, Serving, Task, weight_formats
 from dhlo.errors import ContractError, DhloError
 from dhlo.options import LoraOptions
 from dhlo.progress import reporter
 
 if TYPE_CHECKING:
+    from dhlo.serve.doors import ServerOptions
     from dhlo.serve.engine import Engine
     from dhlo.serve.folder import Served
 
@@ -25,6 +27,7 @@ _FOLDER_BYTES: Final = 16 << 30  # of --cache-folder, where nothing else is said
 def serve_folder(
     model: Model,
     load: Serving,
+    task: Task,
     *,
     host: str,
     port: int,
@@ -40,9 +43,21 @@ def serve_folder(
     Raises DhloError, and OSError where the port isn't to be had.
     """
     with _needing_extra():
+        from dhlo.serve.pipeline import is_embedder
         from dhlo.serve.server import ServerOptions, make_app, run_server
     if any(not key.strip() for key in api_keys):
         raise DhloError("--api-key: an empty key guards nothing")
+    if task.task not in ("auto", "generate", "embed"):
+        raise DhloError(f"--task: '{task.task}' is none of auto, generate, embed")
+    if task.task == "embed" or (task.task == "auto" and is_embedder(model.folder)):
+        others = {"--max-tokens": max_tokens is not None, "--allow-lora-loading": load_adapters}
+        _check_embedding(model, load, room, [option for option, given in others.items() if given])
+        options = ServerOptions(name=name, api_keys=tuple(api_keys), drain_seconds=drain_seconds)
+        _serve_embedder(model, load, task, host, port, options)
+        return
+    if task.pooling is not None or task.normalize is not None:
+        option = "--pooling" if task.pooling is not None else "--normalize"
+        raise DhloError(f"{option}: '{model.folder}' continues texts; --task embed, if it shall make vectors of them")
     adapters, lora = _adapters_of(room)
     if load_adapters and lora is None:
         raise DhloError("--allow-lora-loading: there is room for no adapter; --max-loras says for how many")
@@ -64,6 +79,50 @@ def serve_folder(
         console().print(f"{name or served.name}: {blocks} blocks of 16 tokens, up to {positions} tokens in a sequence")
         console().print(f"http://{shown}:{listening.getsockname()[1]}/v1", soft_wrap=True)
         run_server(app, listening, options)
+
+
+def _serve_embedder(model: Model, load: Serving, task: Task, host: str, port: int, options: ServerOptions) -> None:
+    with _needing_extra():
+        from dhlo.serve.doors import run_server
+        from dhlo.serve.embed import open_embedder
+        from dhlo.serve.embedding_server import make_embedding_app
+    with _listening(host, port) as listening:
+        with reporter(bool(model.progress), "ready") as tell, _needing_extra():
+            embedder = open_embedder(
+                model.folder,
+                pooling=task.pooling,
+                normalize=task.normalize,
+                weights=weight_formats(model.weights),
+                activations=model.activations,
+                cache=model.cache,
+                threads=model.threads,
+                progress=tell,
+                apart=True,
+                max_tokens=model.max_positions,
+                max_waiting=load.max_waiting,
+            )
+        with embedder:
+            name = options.name or embedder.name
+            longest = "any number of" if embedder.max_tokens is None else f"up to {embedder.max_tokens}"
+            console().print(f"{name}: vectors of {embedder.dimensions} features, {longest} tokens in a text")
+            shown = f"[{host}]" if ":" in host else host
+            console().print(f"http://{shown}:{listening.getsockname()[1]}/v1", soft_wrap=True)
+            run_server(make_embedding_app(embedder, options), listening, options)
+
+
+_OF_EMBEDDERS: Final = {"folder", "weights", "activations", "cache", "max_positions", "threads", "progress", "max_waiting"}
+
+
+def _check_embedding(model: Model, load: Serving, room: AdapterRoom, others: Sequence[str]) -> None:
+    """Raises DhloError for options of models that continue texts."""
+    given = [
+        f"--{f.name.replace('_', '-')}"
+        for group in (model, load, room)
+        for f in fields(group)
+        if f.name not in _OF_EMBEDDERS and getattr(group, f.name) != f.default
+    ]
+    for option in (*others, *given):
+        raise DhloError(f"{option}: '{model.folder}' makes vectors of texts; --task generate, if it can continue them, too")
 
 
 def generate_text(

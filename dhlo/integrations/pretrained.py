@@ -24,7 +24,7 @@ from dhlo.integrations.encoder_decoder import encoder_decoder_programs, is_encod
 from dhlo.integrations.generation import evaluating, image_sizes
 from dhlo.integrations.transformers import DhloConfig, DhloExporter
 
-__all__ = ["folder_programs", "load_folder", "model_programs"]
+__all__ = ["folder_programs", "load_base", "load_folder", "model_programs"]
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
@@ -36,15 +36,21 @@ def folder_programs(folder: Path) -> tuple[dict[str, ExportedProgram], dict[str,
     return model_programs(load_folder(folder))
 
 
-def load_folder(folder: Path) -> Any:
-    """The model in a folder, of the class that its config names, in the dtype of the weights. Raises CompileError."""
+def load_base(folder: Path) -> Any:
+    """The model in a folder without its head, in the dtype of the weights. Raises CompileError."""
+    return load_folder(folder, transformers.AutoModel, ignored="pooler.")
+
+
+def load_folder(folder: Path, kind: Any = None, *, ignored: str | None = None) -> Any:
+    """The model in a folder, of the class that its config names or of `kind`, in the dtype of the weights, of which those whose
+    names begin with `ignored` may lack. Raises CompileError."""
     _check_files(folder)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # whatever the config's class raises
         raise CompileError(f"'{folder / _CONFIG}' can't be read as a config of transformers: {e}") from None
     method = _quantised(folder, config)
-    kind = _class(folder, config)
+    kind = _class(folder, config) if kind is None else kind
     try:
         coded = coded_names(_weight_files(folder), method) if method else {}
     except SafetensorError as e:
@@ -55,8 +61,9 @@ def load_folder(folder: Path) -> Any:
         )
     except Exception as e:  # the loader raises whatever its parts raise
         raise CompileError(f"'{folder}' can't be loaded as {kind.__name__}: {e}") from None
-    if loaded["missing_keys"]:
-        raise CompileError(f"'{folder}' lacks weights of {kind.__name__}: {_some(loaded['missing_keys'])}")
+    missing = [name for name in loaded["missing_keys"] if ignored is None or not name.startswith(ignored)]
+    if missing:
+        raise CompileError(f"'{folder}' lacks weights of {type(model).__name__}: {_some(missing)}")
     if coded:
         keep_codes(model, coded, method)
     return model.eval()

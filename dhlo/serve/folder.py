@@ -22,7 +22,7 @@ from dhlo.serve.tokens import Tokenizer
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
 
-__all__ = ["BLOCK_SLOTS", "Served", "StepProgram", "open_folder", "weight_files"]
+__all__ = ["BLOCK_SLOTS", "Served", "StepProgram", "config_of", "open_folder", "read_object", "read_value", "weight_files"]
 
 BLOCK_SLOTS: Final = 16
 """Tokens of a block of the caches' pools."""
@@ -78,12 +78,12 @@ def open_folder(
     """
     folder = Path(folder)
     progress("read the folder")
-    config = _config_of(folder)
+    config = config_of(folder)
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
     assert isinstance(text, dict)
     tokenizer = _tokenizer_of(folder, _positive(text, ("vocab_size",)))
-    tokenizer_config = _json(folder / _TOKENIZER_CONFIG)
-    generation = _json(folder / _GENERATION)
+    tokenizer_config = read_object(folder / _TOKENIZER_CONFIG)
+    generation = read_object(folder / _GENERATION)
     chat = ChatTemplate.of_folder(folder, tokenizer_config)
     eos = _eos(generation, text, tokenizer_config, tokenizer)
     program = StepProgram(
@@ -114,14 +114,14 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / _CONFIG, *folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")]
 
 
-def _config_of(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> dict[str, Any]:
     """The folder's config. Raises CompileError, naming what the folder lacks."""
     if not folder.is_dir():
         hint = f"'{folder}' is a name on the Hub? Download it, and name the folder" if not folder.exists() else None
         raise CompileError(f"'{folder}' is not a folder", hint=hint)
     if not (folder / _CONFIG).is_file():
         raise CompileError(f"'{folder}' has no {_CONFIG}", hint="a folder that save_pretrained has written is what is wanted")
-    return _json(folder / _CONFIG)
+    return read_object(folder / _CONFIG)
 
 
 def _tokenizer_of(folder: Path, size: int | None) -> Tokenizer:
@@ -133,17 +133,22 @@ def _tokenizer_of(folder: Path, size: int | None) -> Tokenizer:
     return Tokenizer(folder / _TOKENIZER, size)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """An object of JSON; an empty one where there is no file. Raises ModelFileError."""
+    value = read_value(path)
+    if value is not None and not isinstance(value, dict):
+        raise ModelFileError(f"'{path}' is no object of JSON")
+    return value or {}
+
+
+def read_value(path: Path) -> Any:
+    """What a file of JSON says; None where there is none. Raises ModelFileError."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return {}
+        return None
     except (ValueError, RecursionError) as e:
         raise ModelFileError(f"'{path}' is no JSON: {e}") from None
-    if not isinstance(value, dict):
-        raise ModelFileError(f"'{path}' is no object of JSON")
-    return value
 
 
 def _positive(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

@@ -11,11 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from dhlo.serve.types import EngineStats
 
-__all__ = ["CONTENT_TYPE", "Metrics", "Timing"]
+__all__ = ["CONTENT_TYPE", "SECONDS", "Metrics", "Timing"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-_SECONDS: Final = (
+SECONDS: Final = (
     0.001,
     0.005,
     0.01,
@@ -56,7 +56,7 @@ class Metrics:
             made = Histogram(f"vllm:{name}", what, tuple(self._labels), buckets=buckets, registry=self._registry)
             return made.labels(**self._labels)
 
-        self.first = histogram("time_to_first_token_seconds", "From a request's arrival to its first token.", _SECONDS)
+        self.first = histogram("time_to_first_token_seconds", "From a request's arrival to its first token.", SECONDS)
         self.between = histogram("inter_token_latency_seconds", "Between tokens of a choice.", _BETWEEN)
         self.whole = histogram("e2e_request_latency_seconds", "From a request's arrival to its end.", _WHOLE)
         self.prompt = histogram("request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS)

@@ -328,11 +328,29 @@ class LoadAdapterBody(UnloadAdapterBody):
     load_inplace: Literal[False] | None = None
 
 
-class EmbeddingBody(BaseModel):
-    """Of /v1/embeddings, which only says which model is meant."""
+class EmbeddingBody(_Body):
+    """Of /v1/embeddings. `prompt_name` is one of sentence-transformers' prompts."""
 
-    model_config = ConfigDict(extra="allow")
+    input: str | list[str] | list[int] | list[list[int]]
     model: str | None = None
+    dimensions: Annotated[int, Field(ge=1, lt=_TOKENS)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    user: str | None = None  # of no effect
+    prompt_name: str | None = None
+
+    def texts(self, most: int) -> list[str | list[int]]:
+        """Texts and tokens of such. Raises ApiError for empty ones, and more than so many."""
+        given = self.input
+        many: list[Any] = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+        if len(many) > most:
+            raise ApiError(400, f"input: {len(many)} texts in one request; at most {most} are taken", param="input")
+        for k, text in enumerate(many):
+            if not text:
+                place = "input" if len(many) == 1 else f"input[{k}]"
+                raise ApiError(400, f"{place}: is empty", param="input", code="invalid_value")
+        if self.prompt_name is not None and not all(isinstance(x, str) for x in many):
+            raise ApiError(400, "prompt_name: goes with texts, not with tokens", param="prompt_name")
+        return many
 
 
 def _message(message: dict[str, Any], place: str) -> dict[str, Any]:

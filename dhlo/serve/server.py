@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
-import logging
 import math
-import signal
-import socket
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from time import time
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import uvicorn
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 import dhlo
-from dhlo.errors import DhloError
 from dhlo.serve.answers import Answers, Chat, Completion, EngineLike, Prompted, Writer
+from dhlo.serve.doors import Doors, ServerOptions, aside, handle_errors, run_server, unless_gone
 from dhlo.serve.folder import Served
 from dhlo.serve.grammar import Constraint, Grammars
 from dhlo.serve.loaded import LoadedAdapters
@@ -46,39 +39,14 @@ from dhlo.serve.types import QueueFullError, SamplingParams
 
 __all__ = ["ServerOptions", "make_app", "run_server"]
 
-_LOG = logging.getLogger("dhlo")
 _PAGE: Final = Path(__file__).parent / "page" / "index.html"
 _COMPLETION_TOKENS: Final = 16  # OpenAI's, where a completion doesn't say how many
 _INLINE_BYTES: Final = 1 << 14  # of a body whose text is encoded without a thread of its own
 
-_T = TypeVar("_T")
 
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """What a server allows."""
-
-    name: str | None = None
-    """The model's name for clients; by default the folder's."""
-    api_keys: tuple[str, ...] = ()
-    """One of which requests below /v1 need; none: nobody is asked."""
-    max_tokens: int | None = None
-    """Of a choice at most."""
-    max_positions: int = 1 << 20
-    """Tokens of prompt and choice together: as many as the engine takes."""
-    max_body_bytes: int = 4 << 20
-    max_prompts: int = 128
-    """In one request for completions."""
-    drain_seconds: float = 30.0
-    """That requests in work have when the server is told to end."""
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    """Folders of adapters that the engine has, by the names that clients ask for them by, as for models."""
-    load_adapters: bool = False
-    """Clients may load and unload adapters, of any folder that the server can read."""
-
-
-def make_app(engine: EngineLike, served: Served, options: ServerOptions = ServerOptions()) -> FastAPI:
+def make_app(engine: EngineLike, served: Served, options: ServerOptions | None = None) -> FastAPI:
     """The application for a server of ASGI. It drains the engine when it ends, and leaves closing it to the caller."""
+    options = options or ServerOptions()
     doors = _Doors(engine, served, options)
 
     @asynccontextmanager
@@ -106,92 +74,22 @@ def make_app(engine: EngineLike, served: Served, options: ServerOptions = Server
     app.add_api_route("/health", doors.health, methods=["GET"], response_model=None)
     app.add_api_route("/metrics", doors.metrics_text, methods=["GET"], response_model=None)
     app.add_api_route("/", doors.page, methods=["GET"], response_model=None, include_in_schema=False)
-    app.add_exception_handler(ApiError, _answer_error)
-    app.add_exception_handler(DhloError, _answer_error)
-    app.add_exception_handler(HTTPException, _answer_error)
-    app.add_exception_handler(Exception, _answer_error)
+    handle_errors(app)
     return app
 
 
-def run_server(app: FastAPI, listening: socket.socket, options: ServerOptions) -> None:
-    """Serves until SIGINT or SIGTERM; then takes no more connections, and ends when the requests in work have, or have had
-    `drain_seconds`. A second signal ends it at once."""
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        timeout_graceful_shutdown=math.ceil(options.drain_seconds),
-        server_header=False,
-        timeout_keep_alive=75,
-    )
-    _Server(config).run(sockets=[listening])
-
-
-class _Server(uvicorn.Server):
-    """Returns after a signal, where uvicorn's own ends the process by it: the caller has an engine to close."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        before = {s: signal.signal(s, self.handle_exit) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-async def _answer_error(_: Request, error: Exception) -> Response:
-    """Any exception in OpenAI's form."""
-    if isinstance(error, HTTPException):
-        error = ApiError(error.status_code, str(error.detail))
-    elif isinstance(error, QueueFullError):
-        error = ApiError(503, str(error), code="unavailable", retry_after=1)
-    elif isinstance(error, ValueError) and isinstance(error, DhloError):  # ContractError: the request's fault
-        error = ApiError(400, str(error))
-    elif not isinstance(error, ApiError):
-        _LOG.error("a request failed", exc_info=error)
-        error = ApiError(500, "internal error")
-    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error.body, error.status, headers)
-
-
-class _Doors:
+class _Doors(Doors):
     """The endpoints."""
 
     def __init__(self, engine: EngineLike, served: Served, options: ServerOptions) -> None:
-        self._engine, self._served, self._options = engine, served, options
+        super().__init__(options)
+        self._engine, self._served = engine, served
         self._name = options.name or served.name
         self._adapters = LoadedAdapters(engine, self._name, options.adapters)
         self._metrics = Metrics(self._name, engine.stats)
         self._grammars = Grammars(served.tokenizer, served.eos_tokens)
         self._created = int(time())
         self._page = _PAGE.read_text(encoding="utf-8")
-        self.draining = False
-
-    # ------------------------------------------------------------------ who asks, and what
-    async def check_key(self, http: Request) -> None:
-        """Raises ApiError unless one of the keys is given, if there are any."""
-        scheme, _, key = http.headers.get("authorization", "").partition(" ")
-        given = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
-        allowed = [hmac.compare_digest(given, k.encode()) for k in self._options.api_keys]
-        if allowed and not any(allowed):
-            raise ApiError(401, "Incorrect API key provided" if given else "You didn't provide an API key", code="invalid_api_key")
-
-    async def _read(self, http: Request) -> bytes:
-        """The body. Raises ApiError where it is too long."""
-        data, most = bytearray(), self._options.max_body_bytes
-        length = http.headers.get("content-length", "0")
-        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > most):
-            raise ApiError(413, f"a body has at most {most} bytes", code="request_too_large")
-        try:
-            async for chunk in http.stream():
-                data += chunk
-                if len(data) > most:
-                    raise ApiError(413, f"a body has at most {most} bytes", code="request_too_large")
-        except ClientDisconnect:
-            raise ApiError(499, "the client has gone") from None
-        return bytes(data)
 
     def _check_model(self, name: str | None) -> str:
         """The adapter that a model's name stands for; "" for the model itself. Raises ApiError for names of neither."""
@@ -204,14 +102,14 @@ class _Doors:
     # ------------------------------------------------------------------ completions
     async def chat(self, http: Request) -> Response:
         """/v1/chat/completions."""
-        body = parse(ChatBody, data := await self._read(http))
+        body = parse(ChatBody, data := await self.read(http))
         adapter = self._check_model(body.model)
         template = self._served.chat
         if template is None:
             raise ApiError(400, f"the model '{self._name}' has no chat template; /v1/completions takes texts as they are")
         arguments = body.template_arguments()
         encode = lambda: self._served.tokenizer.encode(template.render(**arguments), special=False)
-        prompt = await _aside(encode, len(data))
+        prompt = await aside(encode, len(data))
         prompted = self._submit(body, adapter, [prompt], None, await self._constraints(body, 1))
         return await self._answer(
             http, body, prompted, Chat(uuid.uuid4().hex, adapter or self._name, prompted, self._served.tokenizer)
@@ -219,10 +117,10 @@ class _Doors:
 
     async def complete(self, http: Request) -> Response:
         """/v1/completions."""
-        body = parse(CompletionBody, data := await self._read(http))
+        body = parse(CompletionBody, data := await self.read(http))
         adapter = self._check_model(body.model)
         tokenizer = self._served.tokenizer
-        prompts = await _aside(lambda: body.prompts(tokenizer, self._options.max_prompts), len(data))
+        prompts = await aside(lambda: body.prompts(tokenizer, self._options.max_prompts), len(data))
         prompted = self._submit(body, adapter, prompts, _COMPLETION_TOKENS, await self._constraints(body, len(prompts)))
         echo = [tokenizer.decode(p) for p in prompts for _ in range(body.n or 1)] if body.echo else ()
         return await self._answer(
@@ -282,11 +180,11 @@ class _Doors:
             return JSONResponse(writer.whole())
 
         with contextlib.closing(answers):
-            return await _unless_gone(http, whole())
+            return await unless_gone(http, whole())
 
     async def embed(self, http: Request) -> Response:
         """/v1/embeddings: a step of a decoder gives logits alone."""
-        self._check_model(parse(EmbeddingBody, await self._read(http)).model)
+        self._check_model(parse(EmbeddingBody, await self.read(http)).model)
         raise ApiError(
             404, f"the model '{self._name}' gives no embeddings: it completes texts", param="model", code="model_not_found"
         )
@@ -294,13 +192,13 @@ class _Doors:
     # ------------------------------------------------------------------ adapters
     async def load_adapter(self, http: Request) -> Response:
         """/v1/load_lora_adapter."""
-        body = parse(LoadAdapterBody, await self._read(http))
+        body = parse(LoadAdapterBody, await self.read(http))
         await self._adapters.load(body)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload_adapter(self, http: Request) -> Response:
         """/v1/unload_lora_adapter."""
-        body = parse(UnloadAdapterBody, await self._read(http))
+        body = parse(UnloadAdapterBody, await self.read(http))
         await self._adapters.unload(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
@@ -318,10 +216,6 @@ class _Doors:
         adapter = self._check_model(name)
         return self._adapters.card(adapter, self._options.max_positions) if adapter else self._card()
 
-    async def health(self) -> Response:
-        """/health: 200, or 503 as soon as the server is about to end."""
-        return JSONResponse({"status": "draining" if self.draining else "ok"}, 503 if self.draining else 200)
-
     async def metrics_text(self) -> Response:
         """/metrics, for Prometheus."""
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)
@@ -330,28 +224,6 @@ class _Doors:
         """What the server does, and a chat."""
         policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
         return HTMLResponse(self._page, headers={"content-security-policy": policy})
-
-
-async def _aside(work: Callable[[], _T], size: int) -> _T:
-    """The result of work on a text, in a thread of its own if that is long: others mustn't wait for it."""
-    return work() if size <= _INLINE_BYTES else await asyncio.to_thread(work)
-
-
-async def _unless_gone(http: Request, answer: Awaitable[Response]) -> Response:
-    """An answer; if the client goes before it is there, it is given up."""
-
-    async def gone() -> None:
-        while (await http.receive())["type"] != "http.disconnect":
-            pass
-
-    task, watch = asyncio.ensure_future(answer), asyncio.create_task(gone())
-    try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else Response(status_code=499)
-    finally:
-        watch.cancel()
-        task.cancel()
-        await asyncio.wait({task, watch})
 
 
 class _Stream(StreamingResponse):

@@ -15,6 +15,7 @@ import math
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,9 +24,10 @@ import uvicorn
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from dhlo.serve.embedding_server import make_embedding_app
 from dhlo.serve.server import ServerOptions, make_app
 from dhlo.serve.tokens import Tokenizer
-from tests.serving import WORDS, RuleEngine, byte_level, rule_served
+from tests.serving import WORDS, RuleEngine, byte_level, rule_embedder, rule_served
 
 TEMPLATE = (
     "{{ tools | tojson if tools }}{% for m in messages %}{{ m.role }}:{{ m.content }}"
@@ -50,7 +52,9 @@ CHAT: dict[str, Any] = SAMPLING | {
     "chat_template_kwargs": {"thinking": True}, "add_generation_prompt": True, "parallel_tool_calls": True,
 }  # fmt: skip
 COMPLETION: dict[str, Any] = SAMPLING | {"prompt": ["one", "two"], "echo": True, "logprobs": 2, "best_of": 2, "suffix": ""}
-EMBEDDING: dict[str, Any] = {"model": "rule", "input": ["one", "two"], "encoding_format": "base64", "dimensions": 4, "user": "u"}
+EMBEDDING: dict[str, Any] = {
+    "model": "rule", "input": ["one", "two"], "encoding_format": "base64", "dimensions": 4, "user": "u", "prompt_name": "query",
+}  # fmt: skip
 POSTS = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/v1/embeddings": EMBEDDING}
 GETS = [
     "/",
@@ -222,12 +226,15 @@ def check(answer: Answer, request: Request) -> None:
 
 
 class Fuzzed:
-    """An application over an engine by a rule, and what to ask it with."""
+    """Applications over an engine and an embedder by rules, and what to ask them with."""
 
-    def __init__(self, words: Tokenizer) -> None:
+    def __init__(self, words: Tokenizer, folder: Path) -> None:
         self.engine = RuleEngine(words.vocabulary)
         options = ServerOptions(max_positions=96, api_keys=("k",), max_body_bytes=1 << 16)
-        self.app = make_app(self.engine, rule_served(words, TEMPLATE), options)
+        self.embedder = rule_embedder(folder)
+        texts = make_app(self.engine, rule_served(words, TEMPLATE), options)
+        vectors = make_embedding_app(self.embedder, options)
+        self.app: Any = lambda scope, *rest: (vectors if scope["path"] == "/v1/embeddings" else texts)(scope, *rest)
         self.runner = asyncio.Runner()
 
     def try_one(self, request: Request, log: pytest.LogCaptureFixture) -> None:
@@ -242,7 +249,7 @@ class Fuzzed:
 
         answer = self.runner.run(one())
         check(answer, request)
-        assert self.engine.working == 0
+        assert self.engine.working == 0 and self.embedder.stats.waiting == 0
         assert not [r for r in log.records if r.name in ("dhlo", "asyncio")], log.text
         self.engine.requests.clear()
 
@@ -251,8 +258,8 @@ class Fuzzed:
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
     path = tmp_path_factory.mktemp("words") / "tokenizer.json"
     byte_level().save(str(path))
-    made = Fuzzed(Tokenizer(path, WORDS))
-    with made.runner:
+    made = Fuzzed(Tokenizer(path, WORDS), path.parent)
+    with made.runner, made.embedder:
         yield made
 
 

@@ -1,0 +1,160 @@
+"""What servers have in common whatever their model does: who may ask, bodies, errors, and how they run and end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import math
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from dhlo.errors import DhloError
+from dhlo.serve.openai import ApiError
+from dhlo.serve.types import QueueFullError
+
+__all__ = ["Doors", "ServerOptions", "aside", "handle_errors", "run_server", "unless_gone"]
+
+_LOG = logging.getLogger("dhlo")
+_INLINE_BYTES: Final = 1 << 14  # of a body whose text is encoded without a thread of its own
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What a server allows."""
+
+    name: str | None = None
+    """The model's name for clients; by default the folder's."""
+    api_keys: tuple[str, ...] = ()
+    """One of which requests below /v1 need; none: nobody is asked."""
+    max_tokens: int | None = None
+    """Of a choice at most."""
+    max_positions: int = 1 << 20
+    """Tokens of prompt and choice together: as many as the engine takes."""
+    max_body_bytes: int = 4 << 20
+    max_prompts: int = 128
+    """In one request for completions."""
+    drain_seconds: float = 30.0
+    """That requests in work have when the server is told to end."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Folders of adapters that the engine has, by the names that clients ask for them by, as for models."""
+    load_adapters: bool = False
+    """Clients may load and unload adapters, of any folder that the server can read."""
+
+
+class Doors:
+    """What endpoints of any server have."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self.draining = False
+
+    async def check_key(self, http: Request) -> None:
+        """Raises ApiError unless one of the keys is given, if there are any."""
+        scheme, _, key = http.headers.get("authorization", "").partition(" ")
+        given = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+        allowed = [hmac.compare_digest(given, k.encode()) for k in self._options.api_keys]
+        if allowed and not any(allowed):
+            raise ApiError(401, "Incorrect API key provided" if given else "You didn't provide an API key", code="invalid_api_key")
+
+    async def read(self, http: Request) -> bytes:
+        """The body. Raises ApiError where it is too long."""
+        data, most = bytearray(), self._options.max_body_bytes
+        length = http.headers.get("content-length", "0")
+        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > most):
+            raise ApiError(413, f"a body has at most {most} bytes", code="request_too_large")
+        try:
+            async for chunk in http.stream():
+                data += chunk
+                if len(data) > most:
+                    raise ApiError(413, f"a body has at most {most} bytes", code="request_too_large")
+        except ClientDisconnect:
+            raise ApiError(499, "the client has gone") from None
+        return bytes(data)
+
+    async def health(self) -> Response:
+        """/health: 200, or 503 as soon as the server is about to end."""
+        return JSONResponse({"status": "draining" if self.draining else "ok"}, 503 if self.draining else 200)
+
+
+def handle_errors(app: FastAPI) -> None:
+    """Lets an application answer any error in OpenAI's form."""
+    for kind in (ApiError, DhloError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer_error)
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    """Any exception in OpenAI's form."""
+    if isinstance(error, HTTPException):
+        error = ApiError(error.status_code, str(error.detail))
+    elif isinstance(error, QueueFullError):
+        error = ApiError(503, str(error), code="unavailable", retry_after=1)
+    elif isinstance(error, ValueError) and isinstance(error, DhloError):  # ContractError: the request's fault
+        error = ApiError(400, str(error))
+    elif not isinstance(error, ApiError):
+        _LOG.error("a request failed", exc_info=error)
+        error = ApiError(500, "internal error")
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(error.body, error.status, headers)
+
+
+def run_server(app: FastAPI, listening: socket.socket, options: ServerOptions) -> None:
+    """Serves until SIGINT or SIGTERM; then takes no more connections, and ends when the requests in work have, or have had
+    `drain_seconds`. A second signal ends it at once."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        timeout_graceful_shutdown=math.ceil(options.drain_seconds),
+        server_header=False,
+        timeout_keep_alive=75,
+    )
+    _Server(config).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """Returns after a signal, where uvicorn's own ends the process by it: the caller has an engine to close."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {s: signal.signal(s, self.handle_exit) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+async def aside(work: Callable[[], _T], size: int) -> _T:
+    """The result of work on a text, in a thread of its own if that is long: others mustn't wait for it."""
+    return work() if size <= _INLINE_BYTES else await asyncio.to_thread(work)
+
+
+async def unless_gone(http: Request, answer: Awaitable[Response]) -> Response:
+    """An answer; if the client goes before it is there, it is given up."""
+
+    async def gone() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(answer), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else Response(status_code=499)
+    finally:
+        watch.cancel()
+        task.cancel()
+        await asyncio.wait({task, watch})

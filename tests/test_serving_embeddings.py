@@ -336,12 +336,16 @@ def test_what_waits_is_bounded_and_ends(words: Path) -> None:
     second, third = embedder.submit([[6], [7]]), embedder.submit([[8]])
     with pytest.raises(QueueFullError, match="3 texts wait, of 3 that may"):
         embedder.submit([[9]])
-    assert third.cancel() and embedder.stats.waiting == 3
+    assert third.cancel() and embedder.stats.waiting == 2
+    fourth = embedder.submit([[9]])
+    with pytest.raises(QueueFullError, match="3 texts wait"):
+        embedder.submit([[9]])
     threading.Timer(0.05, held.set).start()
     embedder.close()
     assert first.result(60).shape == (1, 8)
     with pytest.raises(QueueFullError, match="is closed"):
         second.result(60)
+    assert isinstance(fourth.exception(60), QueueFullError)
     with pytest.raises(QueueFullError, match="is closed"):
         embedder.submit([[5]])
 

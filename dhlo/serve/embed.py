@@ -230,7 +230,9 @@ class Embedder:
             if self._closed:
                 raise QueueFullError("the embedder is closed")
             if self._requests and len(self._requests) + len(texts) > self._max_waiting:
-                raise QueueFullError(f"{len(self._requests)} texts wait, of {self._max_waiting} that may")
+                self._requests = deque(x for x in self._requests if not x[0].future.cancelled())
+                if self._requests and len(self._requests) + len(texts) > self._max_waiting:
+                    raise QueueFullError(f"{len(self._requests)} texts wait, of {self._max_waiting} that may")
             self._requests += [(request, k) for k in range(len(texts))]
             self._changed.notify()
         return request.future
@@ -239,7 +241,7 @@ class Embedder:
     def stats(self) -> EmbedderStats:
         """As of now."""
         with self._changed:
-            return replace(self._stats, waiting=len(self._requests))
+            return replace(self._stats, waiting=sum(not r.future.cancelled() for r, _ in self._requests))
 
     def close(self) -> None:
         """Ends with the batch in work; futures of what waits fail with QueueFullError."""

@@ -234,7 +234,11 @@ class Fuzzed:
         self.embedder = rule_embedder(folder)
         texts = make_app(self.engine, rule_served(words, TEMPLATE), options)
         vectors = make_embedding_app(self.embedder, options)
-        self.app: Any = lambda scope, *rest: (vectors if scope["path"] == "/v1/embeddings" else texts)(scope, *rest)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await (vectors if scope["path"] == "/v1/embeddings" else texts)(scope, receive, send)
+
+        self.app = app
         self.runner = asyncio.Runner()
 
     def try_one(self, request: Request, log: pytest.LogCaptureFixture) -> None:

@@ -595,6 +595,8 @@ def test_the_page_in_a_browser(address: tuple[str, RuleEngine], tmp_path: Path) 
         browser.open(url)
         browser.wait_for("document.getElementById('model').textContent === 'rule'")
         browser.wait_for("document.getElementById('cache').textContent === '25 %'")
+        browser.wait_for("document.getElementById('tier-folder').textContent === '0.0 MiB, 7 blocks, 3 hits'")
+        browser.wait_for("document.getElementById('waiting').textContent === '0'")
         browser.evaluate(f"document.getElementById('text').value = {json.dumps(TEXT)}")
         browser.evaluate("document.getElementById('form').requestSubmit()")
         said = "document.querySelector('#talk .assistant').textContent"

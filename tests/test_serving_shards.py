@@ -4,8 +4,13 @@ them, but where one dies."""
 from __future__ import annotations
 
 import copy
+import json
 import random
+import signal
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +18,31 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    Phi3Config,
+    Qwen3Config,
+)
 
 import dhlo
 from dhlo.distributed import Communicator
-from dhlo.errors import ContractError
+from dhlo.errors import CompileError, ContractError, DhloError
 from dhlo.integrations.decoder import step_program
+from dhlo.integrations.shards import shard_decoder
 from dhlo.model import CompiledModel
 from dhlo.serve.engine import Engine
+from dhlo.serve.folder import open_folder
+from dhlo.serve.followers import Followers
 from dhlo.serve.shards import follow
 from dhlo.serve.types import EngineOptions, FinishReason, Output, SamplingParams
 from tests.sequences import PAGE
-from tests.tensor_parallel import pretended, shard
+from tests.serving import make_folder
 from tests.test_distributed import together
 
 VOCABULARY = 96
@@ -52,11 +70,8 @@ def llama(heads: int) -> Any:
 
 
 def shards_of(model: Any, size: int) -> list[CompiledModel]:
-    made = []
-    for rank in range(size):
-        with pretended(size, rank):
-            made.append(dhlo.compile(step_program(shard(model, rank, size)), pages={"keys*": PAGE, "values*": PAGE}))
-    return made
+    programs = (step_program(shard_decoder(model, rank, size)) for rank in range(size))
+    return [dhlo.compile(p, pages={"keys*": PAGE, "values*": PAGE}) for p in programs]
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +179,7 @@ def test_a_process_that_fails_ends_the_others(steps: list[CompiledModel]) -> Non
         (outputs, stats), followed = pair(5, failing)
         choices = [output.choices[0] for output in outputs]
         assert [c.finish for c in choices] == [FinishReason.ERROR] * 3
-        assert "all_reduce of process group '0' at " in choices[0].error and "the communicator failed" in choices[0].error
+        assert "all_reduce of process group 'tp' at " in choices[0].error and "the communicator failed" in choices[0].error
         assert "an earlier step failed" in choices[2].error and "make another engine" in choices[2].error
         assert stats.running == stats.waiting == stats.blocks_used == 0
         assert getattr(followed, "status", None) == "host", followed
@@ -197,7 +212,7 @@ def test_what_goes_with_no_shards(steps: list[CompiledModel], tmp_path: Path) ->
         ):
             with pytest.raises(ContractError, match=what):
                 Engine(mine, replace(small, **wrong))
-        with pytest.raises(ContractError, match="process 0 of group '0', which is to have the engine"):
+        with pytest.raises(ContractError, match="process 0 of group 'tp', which is to have the engine"):
             follow(mine)
         return None
 
@@ -213,8 +228,7 @@ def test_what_goes_with_no_shards(steps: list[CompiledModel], tmp_path: Path) ->
 def test_processes_without_room_say_so(steps: list[CompiledModel]) -> None:
     """The engine isn't made where another process has a step of another kind."""
     other = LlamaForCausalLM(LlamaConfig(**llama(2).config.to_diff_dict() | {"vocab_size": 2 * VOCABULARY})).eval()
-    with pretended(2, 1):
-        wrong = dhlo.compile(step_program(shard(other, 1, 2)), pages={"keys*": PAGE, "values*": PAGE})
+    wrong = dhlo.compile(step_program(shard_decoder(other, 1, 2)), pages={"keys*": PAGE, "values*": PAGE})
 
     def one(rank: int, group: Any) -> Any:
         world = Communicator(group)
@@ -241,6 +255,127 @@ def test_an_engine_without_requests_tells_of_itself(steps: list[CompiledModel]) 
             return engine.generate([[1, 2, 3]], GREEDY)[0].choices[0].finish
 
     assert together(2, one, SECONDS) == [FinishReason.LENGTH, None]
+
+
+# ---------------------------------------------------------------------------------------------------- plans
+def test_a_shard_is_its_part_of_the_model(model: Any) -> None:
+    part = shard_decoder(model, 1, 2)
+    layer, whole = part.model.layers[1], model.model.layers[1]
+    assert torch.equal(layer.self_attn.k_proj.weight, whole.self_attn.k_proj.weight[8:])
+    assert torch.equal(layer.mlp.down_proj.weight, whole.mlp.down_proj.weight[:, 24:])
+    assert part.model.embed_tokens.weight is model.model.embed_tokens.weight
+    assert isinstance(whole.self_attn.k_proj, torch.nn.Linear)
+    assert shard_decoder(model, 0, 1).lm_head(torch.ones(1, 1, 32)).shape == (1, 1, VOCABULARY)
+
+
+def test_what_cant_be_shared_is_named(model: Any) -> None:
+    for size, message in (
+        (3, r"3 processes can't share 4 heads evenly \(num_attention_heads"),
+        (4, "2 heads evenly .num_key_value"),
+    ):
+        with pytest.raises(CompileError, match=message):
+            shard_decoder(model, 0, size)
+    with pytest.raises(CompileError, match="no process 2 of 2"):
+        shard_decoder(model, 2, 2)
+    with pytest.raises(CompileError, match="no plan how several processes share a GPT2LMHeadModel"):
+        shard_decoder(AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=7)), 0, 2)
+    odd = copy.deepcopy(model)
+    odd.config.base_model_tp_plan |= {"layers.*.mlp.down_proj": "sideways"}
+    with pytest.raises(CompileError, match=r"divides 'layers\.0\.mlp\.down_proj' \(Linear\) as 'sideways'"):
+        shard_decoder(odd, 0, 2)
+    odd.config.base_model_tp_plan |= {"layers.*.mlp.down_proj": "rowwise"}
+    odd.model.layers[0].mlp.down_proj = torch.nn.Linear(47, 32)
+    with pytest.raises(CompileError, match="can't share 47 rows or columns"):
+        shard_decoder(odd, 0, 2)
+
+
+SMALL = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
+}  # fmt: skip
+LATENT = {
+    "n_routed_experts": 8, "moe_intermediate_size": 16, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen3Config(**SMALL),
+        Phi3Config(**SMALL),
+        Gemma2Config(**SMALL, sliding_window=24),
+        MixtralConfig(**SMALL, num_local_experts=4),
+        DeepseekV3Config(**{**SMALL, **LATENT}),
+    ],
+    ids=lambda c: c.model_type,
+)
+def test_models_by_their_plans(config: Any) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    rng = random.Random(0)
+    prompts = [[rng.randrange(96) for _ in range(n)] for n in (41, 1, 7)]
+    outputs = serve(
+        shards_of(model, 2), lambda e: e.generate(prompts, GREEDY), EngineOptions(cache_bytes=1 << 20, peer_timeout=SECONDS)
+    )
+    for prompt, output in zip(prompts, outputs, strict=True):
+        check_greedy(model, prompt, output)
+
+
+# ---------------------------------------------------------------------------------------------------- processes
+@pytest.mark.slow
+def test_a_folder_shared_by_processes(tmp_path: Path) -> None:
+    """As `dhlo serve --tensor-parallel 2` does; and then the other process is killed."""
+    folder = make_folder(tmp_path / "llama")
+    model = LlamaForCausalLM.from_pretrained(folder).eval()
+    with Followers(folder, 2, threads=1, cache=str(tmp_path / "cache"), apart=True) as followers:
+        served, communicator = followers.open()
+        options = EngineOptions(cache_bytes=1 << 22, communicator=communicator, peer_timeout=20.0)
+        with Engine(served.step, options) as engine:
+            rng = random.Random(0)
+            prompts = [[rng.randrange(3, 400) for _ in range(n)] for n in (41, 1, 7)]
+            for prompt, output in zip(prompts, engine.generate(prompts, GREEDY), strict=True):
+                check_greedy(model, prompt, output)
+            request = engine.submit([5, 6, 7], replace(GREEDY, max_tokens=400))
+            next(iter(request))
+            for process, _ in followers._processes:
+                process.kill()
+            (choice,) = request.result(60).choices
+            assert choice.finish is FinishReason.ERROR and "process group 'tp'" in choice.error
+            assert engine.submit([5]).result(60).choices[0].finish is FinishReason.ERROR
+    again = open_folder(folder, cache=str(tmp_path / "cache"), threads=1)
+    assert "tp" not in json.loads(again.step.metadata).get("process_groups", {})  # not a shard that was kept
+
+
+@pytest.mark.slow
+def test_a_server_of_two_processes(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "llama")
+    command = [sys.executable, "-m", "dhlo", "serve", str(folder), "--tensor-parallel", "2", "--threads", "1", "--port", "0"]
+    command += ["--cache", str(tmp_path / "cache"), "--cache-gb", "0.01"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    url = next(line.strip() for line in server.stdout if line.startswith("http"))
+    body = json.dumps({"model": "llama", "prompt": [5, 6, 7], "max_tokens": 12, "temperature": 0, "ignore_eos": True}).encode()
+    request = urllib.request.Request(f"{url}/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert json.load(response)["usage"]["completion_tokens"] == 12
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(60) == 0
+    server.stdout.close()
+
+
+@pytest.mark.slow
+def test_a_folder_that_processes_cant_share(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "llama")
+    with (
+        Followers(folder, 4, threads=1, cache=str(tmp_path / "cache")) as followers,
+        pytest.raises(CompileError, match="2 heads evenly"),
+    ):
+        followers.open()
+    with pytest.raises(DhloError, match="2 to 64 processes, got 1"):
+        Followers(folder, 1)
 
 
 @pytest.mark.slow

@@ -310,6 +310,9 @@ class Serving:
             show_default=False,
         ),
     ] = None
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that share the model, each with its part of weights and blocks.")
+    ] = 1
 
 
 @dataclass(frozen=True, kw_only=True)

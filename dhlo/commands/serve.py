@@ -15,6 +15,7 @@ from dhlo.options import LoraOptions
 from dhlo.progress import reporter
 
 if TYPE_CHECKING:
+    from dhlo.distributed import Communicator
     from dhlo.serve.doors import ServerOptions
     from dhlo.serve.engine import Engine
     from dhlo.serve.folder import Served
@@ -241,51 +242,70 @@ def _working(
     _check_alone(model, load)
     with _needing_extra():
         from dhlo.serve.engine import Engine
-        from dhlo.serve.folder import BLOCK_SLOTS, open_folder
+        from dhlo.serve.folder import BLOCK_SLOTS
         from dhlo.serve.stores import open_store
         from dhlo.serve.types import EngineOptions, SamplingParams
-    formats = weight_formats(model.weights)
     store = None if model.cache_store is None else open_store(model.cache_store)
-    with reporter(bool(model.progress), "ready") as tell, _needing_extra():
-        served = open_folder(
-            model.folder,
-            weights=formats,
-            activations=model.activations,
-            kv_cache=model.kv_cache,
-            lora=lora,
-            cache=model.cache,
-            threads=model.threads,
-            progress=tell,
-            apart=True,
+    with _opened(model, load, lora) as (served, communicator):
+        drafting = None
+        if model.draft_model is not None:
+            with reporter(bool(model.progress), "draft model ready") as tell, _needing_extra():
+                drafting = _draft_model(model, served, tell)
+        longest = min((n for n in (served.max_positions, model.max_positions) if n is not None), default=None)
+        options = EngineOptions(
+            cache_bytes=_bytes(model.cache_gb),
+            max_step_tokens=load.max_step_tokens,
+            max_sequences=load.max_sequences,
+            max_waiting=load.max_waiting,
+            max_positions=longest,
+            eos_tokens=served.eos_tokens,
+            vocabulary=served.tokenizer.vocabulary,
+            prompt_lookup=model.prompt_lookup,
+            cache_folder=None if model.cache_folder is None else str(model.cache_folder),
+            cache_folder_bytes=_FOLDER_BYTES if model.cache_folder_gb is None else int(model.cache_folder_gb * (1 << 30)),
+            model_digest=served.digest,
+            draft_model=None if drafting is None else drafting.step,
+            draft_tokens=min(model.draft_tokens or EngineOptions.draft_tokens, load.max_step_tokens),
+            draft_max_positions=None if drafting is None else drafting.max_positions,
+            cache_store=store,
+            preemption="swap" if load.preemption == "swap" else "recompute",
+            swap_bytes=_bytes(load.swap_gb),
+            communicator=communicator,
         )
-        drafting = None if model.draft_model is None else _draft_model(model, served, tell)
-    longest = min((n for n in (served.max_positions, model.max_positions) if n is not None), default=None)
-    options = EngineOptions(
-        cache_bytes=_bytes(model.cache_gb),
-        max_step_tokens=load.max_step_tokens,
-        max_sequences=load.max_sequences,
-        max_waiting=load.max_waiting,
-        max_positions=longest,
-        eos_tokens=served.eos_tokens,
-        vocabulary=served.tokenizer.vocabulary,
-        prompt_lookup=model.prompt_lookup,
-        cache_folder=None if model.cache_folder is None else str(model.cache_folder),
-        cache_folder_bytes=_FOLDER_BYTES if model.cache_folder_gb is None else int(model.cache_folder_gb * (1 << 30)),
-        model_digest=served.digest,
-        draft_model=None if drafting is None else drafting.step,
-        draft_tokens=min(model.draft_tokens or EngineOptions.draft_tokens, load.max_step_tokens),
-        draft_max_positions=None if drafting is None else drafting.max_positions,
-        cache_store=store,
-        preemption="swap" if load.preemption == "swap" else "recompute",
-        swap_bytes=_bytes(load.swap_gb),
-    )
-    with Engine(served.step, options) as engine:
-        for name, folder in adapters.items():
-            engine.load_adapter(name, folder)
-        # A first step reads the weights, says whether steps work here, and how many blocks there are.
-        engine.generate([[0]], SamplingParams(max_tokens=1))
-        room = engine.stats().blocks * BLOCK_SLOTS
-        yield served, engine, min(room, longest or room)
+        with Engine(served.step, options) as engine:
+            for name, folder in adapters.items():
+                engine.load_adapter(name, folder)
+            # A first step reads the weights, says whether steps work here, and how many blocks there are.
+            engine.generate([[0]], SamplingParams(max_tokens=1))
+            room = engine.stats().blocks * BLOCK_SLOTS
+            yield served, engine, min(room, longest or room)
+
+
+@contextmanager
+def _opened(model: Model, load: Serving, lora: LoraOptions | None) -> Iterator[tuple[Served, Communicator | None]]:
+    """A folder's model; where several processes share it, this one's shard, and what connects it to the others, which end with
+    this."""
+    from dhlo.serve.folder import open_folder
+
+    how: dict[str, Any] = {
+        "weights": weight_formats(model.weights),
+        "activations": model.activations,
+        "kv_cache": model.kv_cache,
+        "lora": lora,
+        "cache": model.cache,
+        "apart": True,
+    }
+    if load.tensor_parallel == 1:
+        with reporter(bool(model.progress), "ready") as tell, _needing_extra():
+            served = open_folder(model.folder, threads=model.threads, progress=tell, **how)
+        yield served, None
+        return
+    from dhlo.serve.followers import Followers
+
+    with Followers(model.folder, load.tensor_parallel, threads=model.threads, **how) as followers:
+        with reporter(bool(model.progress), "ready") as tell, _needing_extra():
+            opened = followers.open(tell)
+        yield opened
 
 
 def _bytes(gigabytes: float | None) -> int | None:

@@ -64,6 +64,7 @@ def open_folder(
     threads: int = 0,
     progress: Callable[[str], None] = lambda _: None,
     apart: bool = False,
+    shard: tuple[int, int] | None = None,
 ) -> Served:
     """The model of a folder with config.json, weights in safetensors, tokenizer.json and, if it has them, a chat template and
     generation_config.json.
@@ -72,7 +73,8 @@ def open_folder(
     (DHLO_CACHE_DIR by default; "" for nowhere): it is found again as long as the model's files, the options, the compiler and the
     machine are the same. `threads` run each step (0: one per processor). `progress` is told what is being done.
     `apart`: what has to be compiled is compiled in a process of its own, so that this one doesn't keep PyTorch's memory; it is
-    started by multiprocessing's "spawn", so the main module must be safe to import.
+    started by multiprocessing's "spawn", so the main module must be safe to import. `shard`: a process's number and how many there
+    are: the step is that process's shard of the model (`dhlo.serve.shards`), in the process group "tp".
 
     Raises CompileError and ModelFileError, which name what the folder lacks or what isn't as it should be.
     """
@@ -95,6 +97,7 @@ def open_folder(
         activations=activations,
         kv_cache=kv_cache,
         lora=lora,
+        shard=shard,
     )
     step, digest = program.open(cache_dir() if cache is None else cache)
     return Served(
@@ -183,6 +186,7 @@ class StepProgram(FolderProgram):
     activations: str = ""
     kv_cache: str = ""
     lora: LoraOptions | None = None
+    shard: tuple[int, int] | None = None
 
     def compile(self) -> Artifact:
         from dhlo.api import build_entries
@@ -191,6 +195,10 @@ class StepProgram(FolderProgram):
 
         self.progress("read the weights")
         model = load_folder(self.folder)
+        if self.shard is not None:
+            from dhlo.integrations.shards import shard_decoder
+
+            model = shard_decoder(model, *self.shard)
         self.progress("export")
         with naming(self.folder, "a step"):
             program = step_program(model)
@@ -213,7 +221,8 @@ class StepProgram(FolderProgram):
     def about(self) -> dict[str, Any]:
         lora = self.lora
         room = {} if lora is None else {"lora": [lora.max_rank, lora.max_adapters, *lora.targets]}
-        return self._formats | room
+        shard = {} if self.shard is None else {"shard": list(self.shard)}
+        return self._formats | room | shard
 
     def files(self) -> list[Path]:
         return weight_files(self.folder)

@@ -30,8 +30,9 @@ inline float logit(uint64_t hash, int64_t token) {
 enum Input { kIds, kKept, kPool, kSlots, kTables, kStarts, kLengths, kChosen, kAdapters, kInputs };
 
 // What a step says beside the one that it drafts for: the same, something else behind a third of all beginnings, or
-// nothing where there is a certain token. Or a step with adapters, whose logits follow from all their weights, too.
-enum class Kind { kSame, kOften, kFails, kAdapted };
+// nothing where there is a certain token; or a step with adapters, whose logits follow from all their weights, too; or
+// what several processes say together, the greatest logits of each.
+enum class Kind { kSame, kOften, kFails, kAdapted, kShared };
 constexpr int64_t kRank = 2, kWidth = 3, kAdapterElements = 2 * kRank * 2 * kWidth;  // of two products
 constexpr int32_t kUndrafted = 5;
 
@@ -39,9 +40,11 @@ template <Kind kind>
 int32_t run(dhlo_abi_call* call, const dhlo_tensor* in) {
   const int64_t rows = in[kKept].sizes[0], sequences = in[kLengths].sizes[0], columns = in[kTables].sizes[1];
   const int64_t sizes[] = {1, rows, kVocabulary};
-  auto* logits = static_cast<float*>(call->output(call, 0, 3, sizes));
-  if (logits == nullptr) return 1;
+  auto* said = static_cast<float*>(call->output(call, 0, 3, sizes));
+  if (said == nullptr) return 1;
   if (call->plan != nullptr) return 0;
+  std::vector<float> own(kind == Kind::kShared ? static_cast<size_t>(rows * kVocabulary) : 0);
+  float* logits = kind == Kind::kShared ? own.data() : said;
   const auto *ids = static_cast<const int64_t*>(in[kIds].data), *kept = static_cast<const int64_t*>(in[kKept].data),
              *slots = static_cast<const int64_t*>(in[kSlots].data);
   const auto *tables = static_cast<const int32_t*>(in[kTables].data),
@@ -75,6 +78,8 @@ int32_t run(dhlo_abi_call* call, const dhlo_tensor* in) {
     for (int64_t v = 0; v < kVocabulary; ++v) logits[r * kVocabulary + v] = v >= kNan ? -1 : logit(hash, v);
     if (nan) logits[r * kVocabulary + 7] = std::numeric_limits<float>::quiet_NaN();
   }
+  if (kind == Kind::kShared)
+    return call->collective(call, 0, logits, rows * kVocabulary, said, rows * kVocabulary, nullptr);
   return 0;
 }
 
@@ -119,6 +124,14 @@ dhlo::Model model() {
     entry.updated = updated;
     entry.grows = grows;
     entry.paging = &paging;
+    static const dhlo_abi_process_group processes[] = {{"tp", 2}};
+    static const dhlo_abi_collective collectives[] = {{DHLO_ALL_REDUCE, 0, DHLO_F32, DHLO_MAX, -1, "toy.cpp:1"}};
+    if (kind == Kind::kShared) {
+      entry.num_process_groups = 1;
+      entry.process_groups = processes;
+      entry.num_collectives = 1;
+      entry.collectives = collectives;
+    }
     return std::array<dhlo_abi_entry, 1>{entry};
   }();
   static const dhlo_abi_model descriptor = {DHLO_ABI_MAGIC,

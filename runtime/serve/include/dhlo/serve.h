@@ -138,7 +138,8 @@ DHLO_API void dhlo_engine_options_init(dhlo_engine_options* options);
 /* `options` may be NULL; what they point to isn't needed after the call, but for contexts. Retains the model.
  * DHLO_INVALID_ARGUMENT for a model that is no step over pools of blocks, and for options out of range. */
 DHLO_API dhlo_status dhlo_engine_create(dhlo_model* model, const dhlo_engine_options* options, dhlo_engine** out);
-/* Ends all requests with DHLO_FINISH_CANCELLED, interrupting the step in work, and the engine's thread. With a folder
+/* Ends all requests with DHLO_FINISH_CANCELLED, interrupting the step in work (with a communicator it is waited for),
+ * and the engine's thread. With a folder
  * or a store, writes there what is kept, for 5 seconds at most. What happened can still be polled. Later requests are
  * refused with DHLO_BUSY. DHLO_INVALID_ARGUMENT if a hook calls it. */
 DHLO_API dhlo_status dhlo_engine_close(dhlo_engine* engine);

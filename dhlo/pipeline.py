@@ -2,6 +2,7 @@
 
     import            ExportedProgram -> dhlo ops over symbolic shapes; ranges, names and growth asked for are marks of the module
     grow              a growing argument becomes its buffer: concat -> update_slice                 (before the cache is asked)
+    join-caches       caches of a fixed size that the program keeps, and that shall be pools, become arguments that a step joins to
     absorb-latents    attention over compressed keys and values, of caches that shall be pools, reads them as they are
     recurrent-states  what is kept of sequences in fixed size: cells of pools, taken on token by token by dhlo.recurrence
     page-caches       a cache becomes a pool of blocks, and the step one of tokens of many sequences: attention -> paged_attention
@@ -71,6 +72,7 @@ from dhlo.passes.fuse.fuse import fuse
 from dhlo.passes.grow import grow
 from dhlo.passes.hoist_slices import hoist_slices
 from dhlo.passes.integer_convolutions import integer_convolutions
+from dhlo.passes.join_caches import join_caches
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.multiply_bytes import multiply_bytes
 from dhlo.passes.narrow_images import narrow_images
@@ -153,6 +155,7 @@ def plain(f: Callable[[Module], None]) -> Callable[[Module, Weights], object]:
 
 FRONT: tuple[Pass, ...] = (
     Pass("grow", plain(grow)),
+    Pass("join-caches", plain(join_caches)),
     Pass("absorb-latents", plain(absorb_latents)),
     Pass("recurrent-states", plain(recurrent_states)),
     Pass("page-caches", plain(page_caches)),

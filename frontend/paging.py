@@ -21,6 +21,7 @@ from dhlo.ir.function import (
     user_names,
 )
 from dhlo.ir.mlir import ir
+from dhlo.ir.paging import request_joins, requested_joins
 
 __all__ = ["read_pages", "request_pages"]
 
@@ -37,15 +38,7 @@ def request_pages(programs: Collection[Program], pages: Mapping[str, int]) -> No
             "pages: is a dict of arguments, by name or pattern, each with the slots of a block", hint='{"past_*": 16}, say'
         )
     for pattern, slots in pages.items():
-        if not any([_mark(program, pattern, slots) for program in programs]):
-            kept = next(
-                (m.target for p in programs for m in p.mutations if m.kind != "input" and fnmatchcase(m.target, pattern)), None
-            )
-            if kept is not None:
-                raise CompileError(
-                    f"pages: '{kept}' is a buffer that the program keeps: caches that become pools are arguments",
-                    hint="dhlo.integrations.decoder.step_program(model) exports a decoder with such",
-                )
+        if not any([_mark(program, pattern, slots) or _mark_state(program, pattern, slots) for program in programs]):
             names = dict.fromkeys(s.name for program in programs for s in program.inputs if s.type is not None)
             raise CompileError(f"pages: no argument is called '{pattern}'", hint=f"the arguments are {', '.join(names)}")
 
@@ -60,6 +53,17 @@ def _mark(program: Program, pattern: str, slots: int) -> bool:
             number_results(block)
         for k in found:
             mark_argument(block, k, {"dhlo.page": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), slots)})
+    return bool(found)
+
+
+def _mark_state(program: Program, pattern: str, slots: int) -> bool:
+    """Whether the program keeps such buffers itself, and changes them."""
+    found = [m.target for m in program.mutations if m.kind != "input" and fnmatchcase(m.target, pattern)]
+    with program.context:
+        block = bodies(program.module)[0]
+        if found and not requested_pages(block) and not requested_joins(program.module):
+            number_results(block)
+        request_joins(program.module, dict.fromkeys(found, slots))
     return bool(found)
 
 

@@ -10,9 +10,10 @@ from dhlo.ir.adapters import Adapters, adapters_of
 from dhlo.ir.function import argument_marks, mark_argument
 from dhlo.ir.mlir import ir
 
-__all__ = ["Paging", "mark_paging", "paging_of"]
+__all__ = ["Paging", "forget_joins", "mark_paging", "paging_of", "request_joins", "requested_joins"]
 
 _ROLE, _BLOCKS, _POSITIONS, _BY_ORDER = "dhlo.paged", "dhlo.blocks", "dhlo.max_positions", "dhlo.by_order"
+_JOINS = "dhlo.joined_states"  # of a module
 
 
 @dataclass(frozen=True)
@@ -95,3 +96,22 @@ def paging_of(block: Any) -> Paging | None:
         tuple(k for k, role in sorted(roles.items()) if role == ("state",)),
         _BY_ORDER in block.owner.attributes,
     )
+
+
+def request_joins(module: Any, slots: Mapping[str, int]) -> None:
+    """Writes down, for the pass `join-caches`, more states that shall become pools, with the slots of a block."""
+    i64 = ir.IntegerType.get_signless(64)
+    if every := {**requested_joins(module), **slots}:
+        module.operation.attributes[_JOINS] = ir.DictAttr.get({name: ir.IntegerAttr.get(i64, n) for name, n in every.items()})
+
+
+def requested_joins(module: Any) -> dict[str, int]:
+    """What `request_joins` has written down."""
+    if _JOINS not in module.operation.attributes:
+        return {}
+    return {e.name: int(e.attr.value) for e in ir.DictAttr(module.operation.attributes[_JOINS])}
+
+
+def forget_joins(module: Any) -> None:
+    """Takes what `request_joins` has written down away."""
+    del module.operation.attributes[_JOINS]

@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 OTHER_RESULTS = {
     "add-adapters",
     "grow",
+    "join-caches",
     "page-caches",
     "quantise-caches",
     "quantise-weights",

@@ -168,9 +168,9 @@ def test_first_features_are_vectors_of_length_1(bert: tuple[Path, Path, Embedder
             embedder.embed(texts, dimensions=wrong)
 
 
-@pytest.mark.parametrize("tokens", [[], [100], [-1], [1 << 62]])
+@pytest.mark.parametrize("tokens", [[], [100], [-1], [1 << 62], [5.5], [True], [None]])
 def test_tokens_that_there_arent(bert: tuple[Path, Path, Embedder], tokens: list[int]) -> None:
-    with pytest.raises(ContractError, match="no vector|is no token"):
+    with pytest.raises(ContractError, match="no vector|is no token|are integers"):
         bert[2].embed([[5], tokens])
     with pytest.raises(ContractError, match="no prompt 'x'; prompts: query, document"):
         bert[2].embed("a", prompt="x")
@@ -231,6 +231,9 @@ def test_what_kind_a_folder_is_of(tmp_path: Path) -> None:
     assert read_pipeline(folder, "cls", False).pooling == ("cls",) and not read_pipeline(folder, "cls", False).normalized
     write(folder / "config.json", {"architectures": ["BertForMaskedLM"], "model_type": "bert"})
     assert is_embedder(folder) and read_pipeline(folder).pooling == ("mean_tokens",)
+    for name in ("GPT2LMHeadModel", "BertForSequenceClassification"):
+        write(folder / "config.json", {"architectures": [name]})
+        assert not is_embedder(folder)
 
 
 def edit(name: str, change: Callable[[Any], Any]) -> Callable[[Path], object]:

@@ -179,6 +179,8 @@ class Embedder:
             raise ContractError("a text without tokens has no vector")
         if self.max_tokens is not None and len(tokens) > self.max_tokens:
             raise ContractError(f"this model's maximum context length is {self.max_tokens} tokens; a text has {len(tokens)}")
+        if not all(isinstance(t, int | np.integer) and not isinstance(t, bool) for t in tokens):
+            raise ContractError("tokens are integers")
         for token in (min(tokens), max(tokens)):
             if not 0 <= token < self.vocabulary_size:
                 raise ContractError(f"{token} is no token: these are 0 to {self.vocabulary_size - 1}")

@@ -21,6 +21,7 @@ _PROMPTS: Final = "config_sentence_transformers.json"
 _SENTENCES: Final = "sentence_bert_config.json"
 _ACTIVATIONS: Final = ("Identity", "Tanh", "ReLU", "GELU")
 _GENERATE: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_EMBED: Final = ("Model", "ForMaskedLM", "ForPreTraining")
 _POSITIONS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 # Their tables of positions begin behind the number of the pad token.
 _BEHIND_PAD: Final = {
@@ -78,12 +79,13 @@ class Pipeline:
 
 
 def is_embedder(folder: Path) -> bool:
-    """Whether a folder's model makes vectors of texts, and doesn't continue them: it has modules.json, or its architecture is none
-    that says so. Raises CompileError, ModelFileError."""
+    """Whether a folder's model makes vectors of texts: it has modules.json, or its architecture has no head, or one that such
+    models are trained with. Raises CompileError, ModelFileError."""
     if (folder / _MODULES).is_file():
         return True
     names = config_of(folder).get("architectures")
-    return isinstance(names, list) and bool(names) and not str(names[0]).endswith(_GENERATE)
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    return name.endswith(_EMBED) and not name.endswith(_GENERATE)
 
 
 def read_pipeline(folder: Path, pooling: str | None = None, normalize: bool | None = None) -> Pipeline:

@@ -127,3 +127,25 @@ def test_positions_are_counted_for_each_token(table: int) -> None:
 def test_what_follows_from_all_of_the_past_is_named() -> None:
     with pytest.raises(CompileError, match="test_single_tokens.py"):
         dhlo.compile(own_program(Decoder(20, sums=True)), pages=PAGES)
+
+
+def test_products_of_one_token_take_no_adapters() -> None:
+    with pytest.raises(CompileError, match="lora: 'qkv' multiplies"):
+        dhlo.compile(own_program(Decoder(20)), pages=PAGES, lora=dhlo.LoraOptions(max_rank=4, max_adapters=2))
+
+
+class Both(torch.nn.Module):
+    """A state that takes one token, and caches that take several."""
+
+    def forward(self, x: torch.Tensor, total: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Any:
+        total.copy_(total * 0.5 + x[:, 0])
+        keys, values = torch.cat([keys, x[:, None]], 2), torch.cat([values, x[:, None]], 2)
+        return torch.nn.functional.scaled_dot_product_attention(x[:, None], keys, values), keys, values
+
+
+def test_states_and_steps_of_several_tokens_are_refused() -> None:
+    one, two, cached = {0: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
+    args = (torch.rand(2, 3, 16), torch.rand(2, 16), torch.rand(2, 1, 5, 16), torch.rand(2, 1, 5, 16))
+    program = export(Both(), args, dynamic_shapes=(two, one, cached, cached))
+    with pytest.raises(CompileError, match="pages: state"):
+        dhlo.compile(program, pages=PAGES | {"total": 1})

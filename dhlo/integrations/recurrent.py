@@ -30,6 +30,7 @@ __all__ = ["is_recurrent", "recurrent_pages", "recurrent_step_program"]
 
 _ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)
 _BOTH = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
+_PAST = 5  # positions that the example's sequences have
 _KINDS = (LinearAttentionLayer, DummyLayer, *_ATTENTION, *_BOTH)
 
 
@@ -43,7 +44,7 @@ class _State:
 
 
 @dataclass
-class _Kept:
+class _Layers:
     """What a model's layers keep, and an example of each for two sequences."""
 
     states: list[_State] = field(default_factory=list)
@@ -84,10 +85,10 @@ def _hold(layer: Any, state: _State, x: torch.Tensor) -> None:
 class _Token(torch.nn.Module):
     """One token of each sequence, after what states, which are updated in place, and keys and values say of it."""
 
-    def __init__(self, model: Any, cache_name: str, kept: _Kept, longest: int | None) -> None:
+    def __init__(self, model: Any, cache_name: str, layers: _Layers, longest: int | None) -> None:
         """`longest`: the positions that there are, if they have an end."""
         super().__init__()
-        self.model, self.cache_name, self.kept_by = model, cache_name, kept
+        self.model, self.cache_name, self.layers = model, cache_name, layers
         self.known = None if longest is None else torch.nn.Buffer(torch.arange(longest), persistent=False)
 
     def forward(
@@ -104,11 +105,11 @@ class _Token(torch.nn.Module):
         self, ids: torch.Tensor, kept: torch.Tensor, states: Any, keys: Any, values: Any, **more: Any
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """The logits [1, kept, vocabulary] of the sequences that are kept, and all keys and values."""
-        cache = self.kept_by.cache(self.model.config, states, keys, values)
+        cache = self.layers.cache(self.model.config, states, keys, values)
         with _kept(self.model, kept):
             out = self.model(input_ids=ids, use_cache=True, **{self.cache_name: cache}, **more)
-        layers: list[Any] = [cache.layers[k] for k in self.kept_by.attention]
-        return out.logits.transpose(0, 1), [x.keys for x in layers], [x.values for x in layers]
+        attention: list[Any] = [cache.layers[k] for k in self.layers.attention]
+        return out.logits.transpose(0, 1), [x.keys for x in attention], [x.values for x in attention]
 
 
 class _TokenAt(_Token):
@@ -157,8 +158,8 @@ def recurrent_step_program(model: Any) -> ExportedProgram:
     cache_name = next((n for n in ("past_key_values", "cache_params") if n in names), "")
     if not cache_name or "input_ids" not in names or model.get_output_embeddings() is None:
         raise CompileError(f"{kind} isn't a decoder that takes input_ids and a cache, and gives logits")
-    kept, batch, cached = _kept_by(model, cache_name), {0: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
-    args: list[Any] = [torch.zeros(2, 1, dtype=torch.int64), torch.tensor([0, 1]), kept.examples, kept.keys, kept.values]
+    layers, batch, cached = _layers_of(model, cache_name), {0: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
+    args: list[Any] = [torch.zeros(2, 1, dtype=torch.int64), torch.tensor([0, 1]), layers.examples, layers.keys, layers.values]
     sizes: list[Any] = [batch, batch, *([how] * len(x) for how, x in zip((batch, cached, cached), args[2:], strict=True))]
     token: type[_Token] = _Token
     if "position_ids" in names:
@@ -166,16 +167,13 @@ def recurrent_step_program(model: Any) -> ExportedProgram:
         args.insert(1, torch.full((2, 1), _PAST))
         sizes.insert(1, batch)
     with evaluating(model), masks_of_any_sizes(), first_frequencies(model) as longest:
-        step = token(model, cache_name, kept, longest)
+        step = token(model, cache_name, layers, longest)
         return torch.export.export(step, tuple(args), dynamic_shapes=tuple(sizes), strict=False)
 
 
-_PAST = 5  # positions that the example's sequences have
-
-
-def _kept_by(model: Any, cache_name: str) -> _Kept:
+def _layers_of(model: Any, cache_name: str) -> _Layers:
     """What a run of the model leaves in its cache. Raises CompileError where a layer keeps something else."""
-    cache, kept = DynamicCache(config=model.config), _Kept()
+    cache, layers = DynamicCache(config=model.config), _Layers()
     others = {type(layer).__name__ for layer in cache.layers if type(layer) not in _KINDS}
     if others:
         raise CompileError(f"{type(model).__name__} keeps something else than states, keys and values: {', '.join(sorted(others))}")
@@ -185,10 +183,10 @@ def _kept_by(model: Any, cache_name: str) -> _Kept:
         for i in range(layer.number_of_states) if isinstance(layer, LinearAttentionLayer) else ():
             for convolves, x in ((True, layer.conv_states[i]), (False, layer.recurrent_states[i])):
                 if x is not None:
-                    kept.states.append(_State(k, i, convolves))
-                    kept.examples.append(torch.zeros(2, *x.shape[1:], dtype=x.dtype))
+                    layers.states.append(_State(k, i, convolves))
+                    layers.examples.append(torch.zeros(2, *x.shape[1:], dtype=x.dtype))
         if isinstance(layer, DynamicLayer):
-            kept.attention.append(k)
-            for held, x in ((kept.keys, layer.keys), (kept.values, layer.values)):
+            layers.attention.append(k)
+            for held, x in ((layers.keys, layer.keys), (layers.values, layer.values)):
                 held.append(torch.zeros(2, x.shape[1], _PAST, x.shape[3], dtype=x.dtype))
-    return kept
+    return layers

@@ -90,6 +90,8 @@ def _add(block: Any, rank: int, adapters: int, targets: list[str]) -> None:
             "lora: adapters are chosen by sequence, and the program is no step over sequences",
             hint="compile with pages, too: docs/caches.md",
         )
+    if not paging.slots:
+        raise CompileError("lora: the program is a step of one token of each sequence, whose products have no adapters")
     tokens = from_mlir(block.arguments[paging.slots[0]]).shape[0]
     found = _chosen(block, tokens, targets)
     dtype = found[0].rows.dtype
@@ -125,7 +127,7 @@ def _chosen(block: Any, tokens: sympy.Expr, targets: list[str]) -> list[_Product
     products = [_Product(name, op) for op in block.operations if (name := _constant_name(op))]
     fitting = [p for p in products if _fits(p, tokens)]
     if not targets:
-        found = [p for p in fitting if p.rows.dtype == fitting[0].rows.dtype]
+        found = [p for p in products if p in fitting and p.rows.dtype == fitting[0].rows.dtype or _of_one_token(p, tokens)]
     else:
         found = [p for p in products if any(_is_called(p.name, x) for x in targets)]
     unfit = next((p for p in found if p not in fitting or p.rows.dtype != found[0].rows.dtype), None)
@@ -152,6 +154,12 @@ def _fits(p: _Product, tokens: sympy.Expr) -> bool:
     columns = from_mlir(p.op.results[0]).shape[-1]
     static = is_static(k) and is_static(columns) and int(k) > 0 and int(columns) > 0
     return static and rows == tokens and all(n == 1 for n in more) and p.rows.dtype.name in ("f32", "f16", "bf16")
+
+
+def _of_one_token(p: _Product, tokens: sympy.Expr) -> bool:
+    """Whether a product's rows are those of tokens in a step that was exported for one of each sequence."""
+    first, *more, _ = p.rows.shape
+    return first == tokens and bool(more) and all(n == 1 for n in more)
 
 
 def _constant_name(op: Any) -> str:

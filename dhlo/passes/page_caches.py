@@ -142,6 +142,8 @@ class _Paging:
         self.slots, self.sequences, self.blocks = (symbol(f"cap{first + i}") for i in range(3))
         self.states = paging_of(block)
         """What is kept of sequences in states of fixed size, besides: their starts and lengths are those of tokens, too."""
+        if self.states is not None and not self.tokens.single:
+            raise CompileError("pages: states are of steps of one token of each sequence, and caches are joined with several")
         if self.states is not None:
             self.sequences = from_mlir(block.arguments[self.states.lengths]).shape[0]
         self.context = self.blocks * self.page

@@ -7,15 +7,14 @@ content, with what reads either up to where it is reduced, becomes the body of a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import sympy
 
 from dhlo.errors import CompileError
-from dhlo.ir.dialect import Kind, attr, build, defining
+from dhlo.ir.dialect import attr, build, defining
 from dhlo.ir.function import (
     argument_names,
     bodies,
@@ -29,17 +28,16 @@ from dhlo.ir.function import (
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Conv, Matmul, Reduce
-from dhlo.ir.ops.movement import Broadcast, Concat, Full, Reshape, Slice, Transpose
+from dhlo.ir.ops.movement import Broadcast, Concat, Reshape, Slice, Transpose
 from dhlo.ir.ops.recurrence import recurrence, row
 from dhlo.ir.paging import mark_paging
-from dhlo.ir.places import place_of
 from dhlo.ir.symbols import symbol
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import cse, erase_dead
+from dhlo.passes.recurrent_operands import Operands, Rows, clone
 from dhlo.passes.simplify import simplify
 from dhlo.passes.tokens import take_row
 from dhlo.shape_infer.recurrence import independent_dims
-from dhlo.shape_infer.views import reshape_groups
 
 __all__ = ["recurrent_states"]
 
@@ -123,22 +121,16 @@ class _Rewriting:
     """What is computed of one state, argument k, token by token: the body of a recurrence."""
 
     def __init__(self, block: Any, batch: sympy.Expr, k: int, name: str) -> None:
-        self.block, self.batch, self.name = block, batch, name
+        self.block, self.rows = block, Rows(batch, name)
         self.end = list(block.operations)[-1]
+        self.taken = Operands(self.rows, self.end)
         self.result = next(i for i, target in updates_of(block).items() if target == k)
         self.state, self.after = block.arguments[k], self.end.operands[self.result]
-        self.size = self.numel(self.state)
+        self.size = self.rows.numel(self.state)
         self.region: list[Any] = []
         """What depends on the state and is computed in the body."""
         self.known: list[Any] = []
         """What of that is read elsewhere."""
-        self.leaves: dict[Any, bool] = {}
-        """What the body takes, and whether it has a row for each token."""
-        self.narrowed: dict[Any, Any] = {}
-        """By value: what it is a repetition of, which the body takes in its place."""
-        self.computed: dict[Any, None] = {}
-        """What doesn't depend on the state and is computed in the body nonetheless, being of more elements than its operands."""
-        self.varying: dict[Any, frozenset[int]] = {}
 
     def run(self, where: Any, pool: sympy.Symbol) -> None:
         self._find()
@@ -146,12 +138,12 @@ class _Rewriting:
         for v in self.region:
             for x in defining(v).operands:
                 if x not in own and not x == self.state:
-                    self._plan(x)
+                    self.taken.plan(x)
         if self.after not in own and not self.after == self.state:
-            self._plan(self.after)
-        t, types = from_mlir(self.state), [self._row(from_mlir(v)) for v in self.known]
+            self.taken.plan(self.after)
+        t, types = from_mlir(self.state), [self.rows.type_of(from_mlir(v)) for v in self.known]
         made_by = defining(self.after)
-        rows, others = ([v for v, each in self.leaves.items() if each is kind] for kind in (True, False))
+        rows, others = ([v for v, each in self.taken.leaves.items() if each is kind] for kind in (True, False))
         operands = [self.state, where.cells, where.starts, where.lengths, *rows, *others]
         with ir.InsertionPoint(self.end.operation), self.end.location if made_by is None else made_by.location:
             order = self._order(operands, len(rows), types)
@@ -167,12 +159,8 @@ class _Rewriting:
         erase_dead(self.block)
         for use in self.state.uses:
             if not use.owner.operation == op.operation:
-                self._fail(use.owner.operation.opview, "reads it together with what isn't of the same token")
+                self.rows.fail(use.owner.operation.opview, "reads it together with what isn't of the same token")
         _sort(self.block)
-
-    def _fail(self, op: Any, what: str) -> NoReturn:
-        name = getattr(op, "OPERATION_NAME", "the result")
-        raise CompileError(f"pages: state '{self.name}': {name} {what}", where=str(place_of(op)) if op is not None else None)
 
     # ------------------------------------------------------------------ what the body computes
     def _find(self) -> None:
@@ -189,7 +177,7 @@ class _Rewriting:
         inside = {self.state}
         for op in ops:
             mine = [v for v in op.operands if v in depends]
-            wide = any(v in inside and self.numel(v) >= self.size for v in mine)
+            wide = any(v in inside and self.rows.numel(v) >= self.size for v in mine)
             if mine and (any(v in needed for v in op.results) or wide and all(v in inside for v in mine)):
                 self.region += op.results
                 inside.update(op.results)
@@ -198,99 +186,6 @@ class _Rewriting:
             users = [(use.owner.operation, use.operand_number) for use in v.uses]
             if any(not any(r in own for r in u.results) and (u, k) != (self.end.operation, self.result) for u, k in users):
                 self.known.append(v)
-
-    def one(self, t: TensorType) -> TensorType:
-        """The type of what is computed of one token."""
-        return t.with_shape([s.xreplace({self.batch: sympy.Integer(1)}) for s in t.shape])
-
-    def numel(self, v: Any) -> int:
-        """Elements of a token."""
-        n = self.one(from_mlir(v)).numel
-        if not n.is_Integer:
-            self._fail(defining(v), f"of {from_mlir(v)} has other sizes than that of the batch")
-        return int(n)
-
-    def _row(self, t: TensorType) -> TensorType:
-        """A type with a row for each token."""
-        each = t.shape[0] / self.batch if t.rank else self.batch
-        if not each.is_Integer or any(s.free_symbols for s in t.shape[1:]):
-            raise CompileError(f"pages: of state '{self.name}' comes {t}, whose rows aren't those of the batch")
-        return t if each == 1 else t.with_shape([self.batch, each, *t.shape[1:]])
-
-    # ------------------------------------------------------------------ what the body takes
-    def _plan(self, v: Any) -> None:
-        """Decides of a value that doesn't depend on the state where it is computed."""
-        if v in self.leaves or v in self.narrowed or v in self.computed:
-            return
-        t, op = from_mlir(v), defining(v)
-        of_tokens = t.rank > 0 and t.shape[0] == self.batch and not any(s.free_symbols for s in t.shape[1:])
-        if _is_elementwise(op) and (repeated := self._repeated(v)):
-            source = self.narrowed[v] = self._narrow(v, repeated)
-            self.leaves[source] = bool(from_mlir(source).symbols)
-        elif not isinstance(op, (Full, Broadcast)) and (not t.symbols or of_tokens and self._cost(v) >= self.numel(v)):
-            self.leaves[v] = of_tokens
-        elif op is not None and op.kind.pullable:
-            for x in op.operands:
-                self._plan(x)
-            self.computed[v] = None
-        else:
-            self._fail(op, f"gives {t}, whose rows aren't those of the batch")
-
-    def _cost(self, v: Any) -> int:
-        """Elements that the body reads of a token for a value at least."""
-        t, op = from_mlir(v), defining(v)
-        if not t.symbols or isinstance(op, Full):
-            return 0
-        if isinstance(op, Broadcast):
-            return self._cost(op.operands[0])
-        n = self.numel(v)
-        if isinstance(op, Reshape) or _is_elementwise(op):
-            repeated = self._repeated(v)
-            n = min(n, sum(self._cost(x) for x in op.operands))
-            n = min(n, math.prod(int(s) for d, s in enumerate(self.one(t).shape) if d not in repeated))
-        return n
-
-    def _repeated(self, v: Any) -> frozenset[int]:
-        """Dims of more than one element along which these are equal."""
-        return frozenset(d for d, s in enumerate(from_mlir(v).shape) if s != 1) - self._varying(v)
-
-    def _varying(self, v: Any) -> frozenset[int]:
-        """Dims along which elements may differ."""
-        if v in self.varying:
-            return self.varying[v]
-        t, op = from_mlir(v), defining(v)
-        found = frozenset(d for d, s in enumerate(t.shape) if s != 1)
-        if isinstance(op, Full):
-            found = frozenset()
-        elif isinstance(op, Broadcast):
-            dims = attr(op, "dims")
-            found = frozenset(dims[d] for d in self._varying(op.operands[0]))
-        elif isinstance(op, Reshape):
-            inner = self._varying(op.operands[0])
-            groups = reshape_groups(from_mlir(op.operands[0]).shape, t.shape)
-            found &= frozenset(d for a, b in groups if inner & set(a) for d in b)
-        elif _is_elementwise(op):
-            found = frozenset().union(*(self._varying(x) for x in op.operands))
-        self.varying[v] = found
-        return found
-
-    def _narrow(self, v: Any, dims: frozenset[int]) -> Any:
-        """One element of a value along dims along which all are equal."""
-        t, op = from_mlir(v), defining(v)
-        dims = frozenset(d for d in dims if t.shape[d] != 1)
-        if not dims:
-            return v
-        narrow = t.with_shape([1 if d in dims else s for d, s in enumerate(t.shape)])
-        if isinstance(op, Reshape):
-            groups = reshape_groups(from_mlir(op.operands[0]).shape, t.shape)
-            inner = frozenset(d for a, b in groups if dims & set(b) for d in a)
-            operands = [self._narrow(op.operands[0], inner)]
-        elif isinstance(op, Broadcast):
-            operands = [self._narrow(op.operands[0], frozenset(i for i, d in enumerate(attr(op, "dims")) if d in dims))]
-        else:
-            operands = [self._narrow(x, dims) for x in op.operands] if _is_elementwise(op) else list(op.operands)
-        with ir.InsertionPoint(self.end.operation):
-            return _clone(op, operands, narrow)
 
     # ------------------------------------------------------------------ the body
     def _order(self, operands: list[Any], rows: int, types: list[TensorType]) -> list[int]:
@@ -307,24 +202,24 @@ class _Rewriting:
     def _body(self, given: Sequence[Any], order: list[int]) -> list[Any]:
         """The next state and what is known, of the state, whose dims are in that order, and of what the body takes."""
         state, *taken = given
-        leaves = [*(v for v, each in self.leaves.items() if each), *(v for v, each in self.leaves.items() if not each)]
+        leaves = [*(v for v, each in self.taken.leaves.items() if each), *(v for v, each in self.taken.leaves.items() if not each)]
         inner = dict(zip(leaves, taken, strict=True))
         inner[self.state] = _transposed(state, [order.index(d) for d in range(len(order))])
-        for v, source in self.narrowed.items():
-            t = self.one(from_mlir(v))
+        for v, source in self.taken.narrowed.items():
+            t = self.rows.one(from_mlir(v))
             inner[v] = build(Broadcast, [inner[source]], {"dims": list(range(t.rank))}, results=[t]).results[0]
-        for v in [*self.computed, *self.region]:
-            op, t = defining(v), self.one(from_mlir(v))
+        for v in [*self.taken.computed, *self.region]:
+            op, t = defining(v), self.rows.one(from_mlir(v))
             operands = [inner[x] for x in op.operands]
             if isinstance(op, Conv):
                 inner[v] = self._convolution(op, *operands)
             elif isinstance(op, Matmul):
                 inner[v] = _product(operands[0], operands[1], t)
             elif op.kind.pullable or isinstance(op, Reduce):
-                inner[v] = _clone(op, operands, t)
+                inner[v] = clone(op, operands, t)
             else:
-                self._fail(op, "has no form that goes from token to token")
-        known = [build(Reshape, [inner[v]], None, results=[row(self._row(from_mlir(v)))]).results[0] for v in self.known]
+                self.rows.fail(op, "has no form that goes from token to token")
+        known = [build(Reshape, [inner[v]], None, results=[row(self.rows.type_of(from_mlir(v)))]).results[0] for v in self.known]
         return [_transposed(inner[self.after], order), *known]
 
     def _convolution(self, op: Any, x: Any, w: Any) -> Any:
@@ -332,7 +227,7 @@ class _Rewriting:
         image, window = from_mlir(x), from_mlir(w)
         plain = all(n == 1 for name in ("stride", "dilation") for n in attr(op, name)) and not any(map(any, op.pads))
         if image.rank != 3 or not plain or attr(op, "transposed") or not attr(op, "groups") == image.shape[1] == window.shape[0]:
-            self._fail(op, "isn't one of channels by themselves, in steps of one")
+            self.rows.fail(op, "isn't one of channels by themselves, in steps of one")
         channels, width = window.shape[0], window.shape[2]
         part = image.with_shape([1, channels, width])
         flat = build(Reshape, [w], None, results=[image.with_shape([channels, width])]).results[0]
@@ -343,19 +238,6 @@ class _Rewriting:
             total = build(Reduce, [build(ew.Mul, [seen, weights]).results[0]], {"how": "sum", "dims": [2]}).results[0]
             columns.append(build(Reshape, [total], None, results=[image.with_shape([1, channels, 1])]).results[0])
         return build(Concat, columns, {"dim": 2}).results[0] if len(columns) > 1 else columns[0]
-
-
-def _is_elementwise(op: Any) -> bool:
-    return op is not None and op.kind is Kind.ELEMENTWISE
-
-
-def _clone(op: Any, operands: Sequence[Any], t: TensorType) -> Any:
-    """The op once more, of other operands, at the current insertion point."""
-    made = op.operation.clone()
-    for k, v in enumerate(operands):
-        made.operands[k] = v
-    made.results[0].set_type(t.mlir())
-    return made.results[0]
 
 
 def _transposed(v: Any, perm: list[int]) -> Any:

@@ -450,6 +450,10 @@ def test_b_that_tiles_could_pack_on_their_way_is_rarely_packed_before() -> None:
     for m, k, n, beforehand in ((39, 50, 2999, False), (50, 143, 9048, False), (128, 64, 8000, False), (1000, 8, 640, True)):
         a, b = tensor(rng, (1, 1, m, k)), tensor(rng, (1, 1, k, n))
         check(run(a, b, packed=False, machine=ZEN5, beforehand=beforehand), a, b)
+    # For several blocks, as long as B stays in the third-level cache.
+    a, b = tensor(rng, (1, 1, 500, 100)), tensor(rng, (1, 1, 100, 1000))
+    for l3, beforehand in ((32 << 20, False), (1 << 20, True)):
+        check(run(a, b, packed=False, l2_bytes=128 << 10, machine={**ZEN5, "l3_bytes": l3}, beforehand=beforehand), a, b)
 
 
 @pytest.mark.parametrize("elem", [F32, F64])

@@ -12,7 +12,8 @@ import sympy
 import torch
 
 from dhlo.codegen.families.gemm.matmul import Operands
-from dhlo.codegen.families.gemm.quantised import FORMS, QuantisedMatrix
+from dhlo.codegen.families.gemm.quantised import COLUMNS, FORMS, QuantisedMatrix
+from dhlo.codegen.families.gemm.quantised_dots import has_dots
 from dhlo.codegen.families.gemm.quantised_outliers import most_outliers
 from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, tile_spec
@@ -368,3 +369,13 @@ def test_rounded_rows_of_extreme_sizes(spec: TileSpec) -> None:
         kept = [r for r in range(m) if r not in (5, 6, 7)]
         bound = (rounded.abs() @ product.weights.abs())[0, kept]
         assert ((got - rounded @ product.weights).abs()[0, kept] <= 1e-6 * bound + 1e-38).all()
+
+
+@pytest.mark.skipif(not has_dots(TARGET, FORMS["i8"]), reason="no dot products of bytes")
+def test_threads_have_as_many_shares_of_prepared_rows() -> None:
+    """Three of 32 panels would keep one of two threads waiting for the other."""
+    product = Product(tile_spec(TARGET), "i8", torch.randint(-128, 128, (64, 96 * COLUMNS), dtype=torch.int8))
+    sizes = dict.fromkeys(NAMES, 0) | {"m": 64, "batch": 1, "am": 64, "ak": 1, "l2_bytes": 1 << 20}
+    for threads, shares in ((1, 3), (2, 2), (3, 3), (4, 4)):
+        (launch,) = product.program.record(num_threads=threads, a=0, b=0, ws=0, **sizes)
+        assert (launch.count, launch.count // launch.grain) == (96, shares)

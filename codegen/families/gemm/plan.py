@@ -31,8 +31,9 @@ _KC_UNIT = 16
 # more than one part in so many of the time, half as many, if they balance as well.
 _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
 # Where tiles pack it on the way, stores of a step take so many beside its products. Any number of blocks may do so, each of which
-# then reads B from memory, where that takes no more than one part in so many of their products. Found on a Zen 5: two stores in the
-# first cache take as long as 2.2 of the 28 multiply-adds of a step there.
+# then reads B, where it stays in a part of the third-level cache (`_B_SHARE`), and would come from memory in no more than one part
+# in so many of the time of their products. Found on a Zen 5: two stores in the first cache take as long as 2.2 of the 28
+# multiply-adds of a step there; of a B from memory a tile that packs takes 1.6 to 2.3 times as long as others.
 _STORED_CYCLES, _STREAM_SHARE = 2, 4
 # Where B is packed beforehand, its panels cost so many of these in all.
 _PACKED_COPIES = 3
@@ -109,7 +110,10 @@ class Plan:
         copying = copy_cycles(host, spec.row_bytes(elem)) if copied else fn.i64(0)
         own = copying if by_tiles is None else fn.select(by_tiles, fn.min(copying, _STORED_CYCLES), copying)
 
-        self._stream, self._by_tiles = stream, by_tiles
+        with fn.wrapping():
+            b_bytes = fn.mul(fn.mul(k, columns), spec.row_bytes(elem) * _B_SHARE)
+        near = fn.cmp("le", b_bytes, host.machine("l3_bytes"))
+        self._stream, self._by_tiles = stream, None if by_tiles is None else fn.and_(by_tiles, near)
 
         def cost(blocks: V) -> tuple[V, V, V, V]:
             rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
@@ -145,9 +149,8 @@ class Plan:
         # One panel of rows is one block, whose cost there is nothing to compare with.
         several = fn.cmp("gt", row_panels, 1)
         turns = fn.select(several, fn.mul(tries, 2), 1)
-        b_bytes = fn.mul(fn.mul(k, columns), spec.row_bytes(elem) * _B_SHARE)
         panel_bytes = fn.mul(k, spec.rows(elem) * a_bytes)
-        stays = fn.and_(fn.cmp("le", b_bytes, host.machine("l3_bytes")), fn.cmp("le", panel_bytes, host.machine("l1d_bytes")))
+        stays = fn.and_(near, fn.cmp("le", panel_bytes, host.machine("l1d_bytes")))
         alone = fn.select(fn.and_(fn.and_(several, wide), stays), fn.i64(1), 0)
         none = (fn.i64((1 << 63) - 1), *[fn.i64(1)] * 3)
         with fn.wrapping(), fn.loop(0, fn.add(turns, alone), 1, none) as loop:

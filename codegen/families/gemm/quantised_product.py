@@ -216,7 +216,7 @@ class QuantisedMatmul:
         fit = fn.max(fn.divu(fn.mul(host.l2_bytes, _LIMBS_SHARE), 8 * each), _LEAST_PASSES)
         per = fn.ceildivu(passes, fn.ceildivu(passes, fit))
         grain = fn.add(fn.divu(wake_cycles(host), max(self._padded * _STEP_CYCLES, 1)), 1)
-        grain = fn.max(grain, fn.min(fn.ceildivu(count, fn.max(host.num_threads, 1)), _BYTES_SHARING_PANELS))
+        grain = fn.max(grain, _sharing(host, count, _BYTES_SHARING_PANELS))
         cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block), per, host.machine("ahead_one")]
         host.launch(
             emit_byte_rows(host.module, self.elem, self.coding),
@@ -251,8 +251,8 @@ class QuantisedMatmul:
             row = fn.add(row, fn.add(list_bytes(fn, most_out), limbs))
             fit = fn.max(fn.divu(fn.mul(host.l2_bytes, _LIMBS_SHARE), 8 * most * limbs), _LEAST_PASSES)
             per = fn.ceildivu(passes, fn.ceildivu(passes, fit))
-            most_shared = fn.select(fn.cmp("gt", passes, _DOT_PASSES), fn.i64(2 * _SHARING_PANELS), _SHARING_PANELS)
-            grain = fn.max(grain, fn.min(fn.ceildivu(count, fn.max(host.num_threads, 1)), most_shared))
+            least_shared = fn.select(fn.cmp("gt", passes, _DOT_PASSES), fn.i64(2 * _SHARING_PANELS), _SHARING_PANELS)
+            grain = fn.max(grain, _sharing(host, count, least_shared))
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts, per, ahead]
         rows = fn.min(x.m, fn.mul(per, most))
         scratch = fn.add(fn.mul(rows, row), 4 * most * COLUMNS)
@@ -281,6 +281,14 @@ class QuantisedMatmul:
         )
         size = fn.mul(x.m, pitch)
         return replace(x, a=x.workspace, a_strides=[fn.mul(size, x.batch[1]), size, pitch, fn.i64(1)])
+
+
+def _sharing(host: HostContext, panels: V, least: V | int) -> V:
+    """How many panels share rows that are prepared for them, at least, as far as every thread has a share: as many shares for
+    each thread, since with three of 32 panels for two of them one would wait for the other."""
+    fn = host.fn
+    each = fn.ceildivu(panels, fn.max(host.num_threads, 1))
+    return fn.ceildivu(each, fn.max(fn.divu(each, least), 1))
 
 
 def _emit_widen(module: KernelModule, elem: str, *, rounded: bool) -> str:

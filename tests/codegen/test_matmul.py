@@ -451,9 +451,19 @@ def test_b_that_tiles_could_pack_on_their_way_is_rarely_packed_before() -> None:
         a, b = tensor(rng, (1, 1, m, k)), tensor(rng, (1, 1, k, n))
         check(run(a, b, packed=False, machine=ZEN5, beforehand=beforehand), a, b)
     # For several blocks, as long as B stays in the third-level cache.
-    a, b = tensor(rng, (1, 1, 500, 100)), tensor(rng, (1, 1, 100, 1000))
-    for l3, beforehand in ((32 << 20, False), (1 << 20, True)):
+    a, b = tensor(rng, (1, 1, 2000, 100)), tensor(rng, (1, 1, 100, 400))
+    for l3, beforehand in ((32 << 20, False), (512 << 10, True)):
         check(run(a, b, packed=False, l2_bytes=128 << 10, machine={**ZEN5, "l3_bytes": l3}, beforehand=beforehand), a, b)
+
+
+def test_b_of_bytes_is_packed_before_where_its_rows_crowd_few_sets_of_a_cache() -> None:
+    """A panel takes half of a line, and finds none of what the one before has read."""
+    rng = np.random.default_rng(12)
+    a = tensor(rng, (1, 1, 20, 300), I8)
+    for stride, beforehand in ((4096, True), (4160, False)):
+        b = tensor(rng, (1, 1, 300, stride), I8)[..., :70]
+        got = run(a, b, packed=False, l2_bytes=1 << 20, beforehand=beforehand)
+        np.testing.assert_array_equal(got, a.astype(np.int32) @ b.astype(np.int32))
 
 
 @pytest.mark.parametrize("elem", [F32, F64])

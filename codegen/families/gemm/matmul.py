@@ -35,7 +35,7 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 __all__ = ["DOTS_PAY", "Matmul", "Operands", "workspace_bytes"]
 
 # Addresses this far apart share sets of the first-level cache, whatever its size; no machine's is smaller than so many bytes.
-_L1_WAY_BYTES, _LEAST_L1_BYTES = 4096, 32 << 10
+_L1_WAY_BYTES, _LEAST_L1_BYTES, _LINE_BYTES = 4096, 32 << 10, 64
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 64
 DOTS_PAY = 71
@@ -274,7 +274,18 @@ class Matmul:
         def own() -> list[V]:
             return self._launch(host, x, *self._panels(host, x), blocking)
 
-        return fn.if_else(blocking.plan.packs_own(self._uses(fn, x, blocking.plan.blocks)), own, pack_first, [])
+        owns = blocking.plan.packs_own(self._uses(fn, x, blocking.plan.blocks))
+        if self.spec.panel(self.elem) * BITS[self.elem] // 8 < _LINE_BYTES:
+            owns = fn.and_(owns, fn.not_(self._crowds(host, x)))
+        return fn.if_else(owns, own, pack_first, [])
+
+    @staticmethod
+    def _crowds(host: HostContext, x: Operands) -> V:
+        """Whether the lines of B's rows crowd few sets of the second-level cache: of those that two panels share, the second one
+        would find none there."""
+        fn, stride = host.fn, x.b_strides[2]
+        g = fn.max(fn.and_(stride, fn.sub(0, stride)), _LINE_BYTES)
+        return fn.cmp("gt", fn.mul(x.k, g), host.l2_bytes)
 
     @staticmethod
     def _uses(fn: Fn, x: Operands, blocks: V) -> V:

@@ -31,6 +31,8 @@ _PIECE_BYTES, _PIECE_ROWS = 1024, 64
 _LINE_BYTES = 64
 # Of rows of bytes that are taken apart in a register of any target.
 _ZIPPED_BYTES = 16
+# From vectors of so many bits on, a row of a panel of bytes is spread over lanes of 128 bits, two of whose halves are taken apart.
+_LANES_BITS = 512
 
 
 def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead: bool = False) -> str:
@@ -87,7 +89,11 @@ class _PanelPacking:
         """Whole rows, a register of each row of a unit at a time: of bytes, tails take more than loading them. Returns how many
         units are done."""
         fn, elem, memory = self.fn, self.elem, memory_type(self.elem)
-        wide, last = (_ZIPPED_BYTES, 0) if elem == I8 else (min(self.columns, 2 * self.lanes), self.columns * BITS[elem] // 8 - 1)
+        wide, last = min(self.columns, 2 * self.lanes), self.columns * BITS[elem] // 8 - 1
+        zipped = _zipped
+        if elem == I8:
+            in_lanes = self.spec.target.vector_bits >= _LANES_BITS
+            wide, last, zipped = (self.columns, 0, _zipped_in_lanes) if in_lanes else (_ZIPPED_BYTES, 0, _zipped)
         whole = fn.divu(self.k, depth(elem))
         with fn.loop(0, whole) as loop:
             rows = [fn.mul(fn.add(fn.mul(loop.iv, depth(elem)), i), self.k_stride) for i in range(depth(elem))]
@@ -98,7 +104,7 @@ class _PanelPacking:
             to = fn.gep(self.dst, fn.mul(loop.iv, self.columns), unit(elem))
             for first in range(0, self.columns, wide):
                 x = [fn.load(fn.gep(p, first, elem), vec(memory, wide), BITS[elem] // 8) for p in starts]
-                for i, y in enumerate(_zipped(fn, x)):
+                for i, y in enumerate(zipped(fn, x)):
                     fn.store(y, fn.gep(to, first + i * y.lanes, unit(elem)))
         return [whole]
 
@@ -151,6 +157,22 @@ def _zipped(fn: Fn, rows: Sequence[V]) -> list[V]:
         return [x for pair in zip(firsts, seconds, strict=True) for x in _zipped(fn, pair)]
     a, b = rows
     return [as_vector_of(fn, I32, x) for x in _in_turn(fn, a, b)]
+
+
+def _zipped_in_lanes(fn: Fn, rows: Sequence[V]) -> list[V]:
+    """The same for four rows of 32 bytes, as two vectors of 512 bits. Each lane of 128 gets four bytes of a row's first half and
+    four of its second: units then come in the order of columns, though bytes are interleaved within lanes."""
+    spread = [i for lane in range(4) for i in (lane, 4 + lane, lane, 4 + lane)]
+
+    def in_turn(a: V, b: V, size: int, first: int) -> V:
+        """Half of each lane, of `size` elements, from the first one on."""
+        taken = [i for lane in range(0, a.lanes, size) for i in range(lane + first, lane + first + size // 2)]
+        return fn.shuffle(a, b, [j for i in taken for j in (i, a.lanes + i)])
+
+    words = [as_vector_of(fn, I32, row) for row in rows]
+    r = [as_vector_of(fn, I8, fn.shuffle(x, x, spread)) for x in words]
+    low, high = (as_vector_of(fn, "i16", in_turn(a, b, 16, 0)) for a, b in (r[:2], r[2:]))
+    return [as_vector_of(fn, I32, in_turn(low, high, 8, first)) for first in (0, 4)]
 
 
 def _in_turn(fn: Fn, a: V, b: V) -> list[V]:

@@ -260,6 +260,10 @@ class Engine:
         swap_bytes: int,
         communicator: Communicator | None,
         peer_timeout: float,
+        evict_to: int,
+        evict_sinks: int,
+        evict_recent: int,
+        evict_by: int,
     ) -> Self: ...
     def submit(self, prompt: ReadableBuffer, /, *params: object) -> int:
         """Takes a request, whose id it returns; see `dhlo.serve.engine` for what follows the prompt's int32."""

@@ -138,7 +138,13 @@ def test_beams_go_on_from_copies_of_states(mamba2: tuple[Any, CompiledModel], an
 def test_what_states_cant_do_is_refused(mamba2: tuple[Any, CompiledModel], tmp_path: Any) -> None:
     folder = {"cache_folder": str(tmp_path), "cache_folder_bytes": 1 << 20}
     store = {"cache_store": SimpleNamespace(put=lambda name, data: None, get=lambda name: None, remove=lambda name: None)}
-    for name, options in (("prompt_lookup", {"prompt_lookup": 3}), ("cache_folder", folder), ("cache_store", store)):
+    cases: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("prompt_lookup", {"prompt_lookup": 3}),
+        ("cache_folder", folder),
+        ("cache_store", store),
+        ("evict_to", {"evict_to": 64}),
+    )
+    for name, options in cases:
         with pytest.raises((DhloError, ValueError), match=name), Engine(mamba2[1], EngineOptions(**options)):
             pass
 

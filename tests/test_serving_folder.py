@@ -301,6 +301,9 @@ def test_generate_on_the_command_line(started: tuple[Path, Path, Served], engine
     stream = TextStream(served.tokenizer.vocabulary, served.eos_tokens)
     choice = output.choices[0]
     assert searched.stdout == stream.read(Event(0, choice.tokens, finish=choice.finish)) + "\n", searched.output
+    few = ["--evict-to", "48", "--evict-sinks", "0", "--evict-by", "norms"]
+    evicted = CliRunner().invoke(app, ["generate", str(folder), "The pass " * 20, *options, *few])
+    assert evicted.exit_code == 0, evicted.output
     long = CliRunner().invoke(app, ["generate", str(folder), "a " * 600, *options])
     assert long.exit_code == 1 and "tokens; 1 to 511 are taken" in long.output
 
@@ -348,6 +351,9 @@ def test_generate_by_an_adapter(started: tuple[Path, Path, Served], tmp_path: Pa
         (["--port", "0", "--max-lora-rank", "4"], "--max-lora-rank: there are no adapters"),
         (["--port", "0", "--allow-lora-loading"], "there is room for no adapter"),
         (["--port", "0", "--max-loras", "1", "--lora-modules", "a=b", "--lora-modules", "b=c"], "room for 1 adapters"),
+        (["--port", "0", "--evict-to", "100"], "evict_to is a multiple of a block's tokens, 16"),
+        (["--port", "0", "--evict-to", "64", "--evict-by", "age"], "'age' is neither recent nor norms"),
+        (["--port", "0", "--evict-recent", "2"], "--evict-recent: does nothing without --evict-to"),
     ],
 )
 def test_what_serve_refuses(started: tuple[Path, Path, Served], arguments: list[str], match: str) -> None:

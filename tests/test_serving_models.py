@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -35,6 +35,7 @@ from dhlo.serve.engine import Engine
 from dhlo.serve.folder import BLOCK_SLOTS, Served, open_folder
 from dhlo.serve.types import EngineOptions, EngineStats, FinishReason, Output, SamplingParams
 from tests.checkpoints import decoded_by_transformers, to_mxfp4
+from tests.evicting import evicting_greedy
 from tests.serving import byte_level
 
 WORDS = 272
@@ -124,12 +125,16 @@ FACTORS = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [8.0, 8.0, 8.0, 
 PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 ENDS = {name: SMALL[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 DEFAULT = "gpt_oss"
+# Why blocks can't be left out of sequences: windows and ALiBi; keys and values that are one.
+WITHOUT_EVICTION = dict.fromkeys(("gemma2", "gemma3", "gpt_oss", "phi3", "bloom"), "evict_to: what tokens of this model see")
+WITHOUT_NORMS = dict.fromkeys(("deepseek_v3", "deepseek_v3_256"), "evict_by: the model keeps keys and values in one")
 
 
 @dataclass
 class Folder:
     """A model's folder opened, and what the model itself says behind prompts."""
 
+    name: str
     served: Served
     model: Any
     coded: int
@@ -197,7 +202,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     coded = to_mxfp4(path) if request.param == "gpt_oss" else 0
     if coded:
         model = decoded_by_transformers(path)
-    yield Folder(open_folder(path, cache=""), model, coded)
+    yield Folder(request.param, open_folder(path, cache=""), model, coded)
 
 
 def prompts(*lengths: int, begin: Sequence[int] = ()) -> list[list[int]]:
@@ -264,3 +269,31 @@ def test_drafts_by_prompt_lookup(folder: Folder) -> None:
     given = [5 * p for p in prompts(13, 7)]
     _, stats = folder.run(given + [p + folder.wanted(p) + p for p in given], prompt_lookup=5)
     assert stats.drafted_tokens > 0
+
+
+@pytest.mark.parametrize("by", ["recent", "norms"])
+def test_eviction_inside_a_sequence(folder: Folder, by: Literal["recent", "norms"]) -> None:
+    """Tokens are those of the model with the same blocks left out of its cache, where that can be."""
+    options = EngineOptions(
+        cache_bytes=64 * folder.block_bytes(),
+        max_step_tokens=40,
+        evict_to=5 * BLOCK_SLOTS,
+        evict_sinks=1,
+        evict_recent=1,
+        evict_by=by,
+    )
+    why = WITHOUT_EVICTION.get(folder.name) or (by == "norms" and WITHOUT_NORMS.get(folder.name))
+    if why:
+        with pytest.raises(ContractError, match=why):
+            Engine(folder.served.step, options)
+        return
+    given = prompts(150, 70, 3, 121)
+    with Engine(folder.served.step, options) as engine:
+        outputs = engine.generate(given, replace(GREEDY, max_tokens=40))
+        stats = engine.stats()
+    # Of the first 5 blocks go behind 80, 96, ... tokens, as far as there is one to come.
+    assert stats.evicted_blocks == sum((n + 39 - 1) // BLOCK_SLOTS - 4 for n in (150, 70, 121))
+    for prompt, output in zip(given, outputs, strict=True):
+        said = output.choices[0].tokens
+        likely, short = evicting_greedy(folder.model, options, prompt, said)
+        assert len(said) == 40 and max(short) < 1e-4, (said, likely)

@@ -257,6 +257,25 @@ class Model:
         str | None,
         typer.Option(metavar="URL", help="The same as objects of a store: s3://BUCKET/PREFIX, gs://..., az://..., file:///FOLDER."),
     ] = None
+    evict_to: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="TOKENS",
+            help="Keep keys and values of so many tokens of a sequence at most, a multiple of 16: it goes on without others.",
+        ),
+    ] = None
+    evict_sinks: Annotated[
+        int | None, typer.Option(min=0, metavar="BLOCKS", help="That stay at its beginning, of 16 tokens; 1 by default.")
+    ] = None
+    evict_recent: Annotated[int | None, typer.Option(min=0, metavar="BLOCKS", help="That stay at its end; 1 by default.")] = None
+    evict_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="recent|norms",
+            help="Which others go: the oldest, as is the default, or those whose values are smallest beside their keys.",
+        ),
+    ] = None
     threads: Threads = 0
     progress: Progress = None
 

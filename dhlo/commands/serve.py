@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["generate_text", "serve_folder"]
 
 _FOLDER_BYTES: Final = 16 << 30  # of --cache-folder, where nothing else is said
+_ANY_POSITIONS: Final = 2**31 - 1  # as many as an engine takes whose pools aren't what bounds a sequence
 
 
 def serve_folder(
@@ -202,10 +203,15 @@ def _check_alone(model: Model, load: Serving) -> None:
     """Raises DhloError for options that have no effect without others."""
     if load.preemption not in ("recompute", "swap"):
         raise DhloError(f"--preemption: '{load.preemption}' is neither recompute nor swap")
+    if model.evict_by not in (None, "recent", "norms"):
+        raise DhloError(f"--evict-by: '{model.evict_by}' is neither recent nor norms")
     for name, given, without, needed in (
         ("--draft-tokens", model.draft_tokens, model.draft_model is None, "--draft-model"),
         ("--cache-folder-gb", model.cache_folder_gb, model.cache_folder is None, "--cache-folder"),
         ("--swap-gb", load.swap_gb, load.preemption != "swap", "--preemption swap"),
+        ("--evict-sinks", model.evict_sinks, model.evict_to is None, "--evict-to"),
+        ("--evict-recent", model.evict_recent, model.evict_to is None, "--evict-to"),
+        ("--evict-by", model.evict_by, model.evict_to is None, "--evict-to"),
     ):
         if given is not None and without:
             raise DhloError(f"{name}: does nothing without {needed}")
@@ -271,13 +277,17 @@ def _working(
             preemption="swap" if load.preemption == "swap" else "recompute",
             swap_bytes=_bytes(load.swap_gb),
             communicator=communicator,
+            evict_to=model.evict_to,
+            evict_sinks=EngineOptions.evict_sinks if model.evict_sinks is None else model.evict_sinks,
+            evict_recent=EngineOptions.evict_recent if model.evict_recent is None else model.evict_recent,
+            evict_by="norms" if model.evict_by == "norms" else "recent",
         )
         with Engine(served.step, options) as engine:
             for name, folder in adapters.items():
                 engine.load_adapter(name, folder)
             # A first step reads the weights, says whether steps work here, and how many blocks there are.
             engine.generate([[0]], SamplingParams(max_tokens=1))
-            room = engine.stats().blocks * BLOCK_SLOTS
+            room = engine.stats().blocks * BLOCK_SLOTS if model.evict_to is None else _ANY_POSITIONS
             yield served, engine, min(room, longest or room)
 
 

@@ -260,10 +260,14 @@ class Engine:
                 _size(options.draft_max_positions, "draft_max_positions"),
                 None if store is None else WatchedStore(store),
                 options.cache_store_threads,
-                _preemption(options.preemption),
+                _number(options.preemption, ("recompute", "swap"), "preemption"),
                 _size(options.swap_bytes, "swap_bytes"),
                 communicator_of(model, options.communicator),
                 peer_timeout(options.peer_timeout),
+                _size(options.evict_to, "evict_to"),
+                options.evict_sinks,
+                options.evict_recent,
+                _number(options.evict_by, ("recent", "norms"), "evict_by"),
             )
         except (TypeError, ValueError, OverflowError, RuntimeError) as e:
             raise _translated(e) from None
@@ -382,11 +386,11 @@ def _native(model: object, what: str) -> _runtime.Model:
     return native
 
 
-def _preemption(name: str) -> int:
-    """A dhlo_preemption of serve.h."""
-    if name not in ("recompute", "swap"):
-        raise ContractError(f"preemption is 'recompute' or 'swap', got {name!r}")
-    return int(name == "swap")
+def _number(name: str, names: tuple[str, ...], what: str) -> int:
+    """Of a value of an enum of serve.h, whose names are in order."""
+    if name not in names:
+        raise ContractError(f"{what} is {' or '.join(map(repr, names))}, got {name!r}")
+    return names.index(name)
 
 
 def _early_stopping(value: object) -> int:

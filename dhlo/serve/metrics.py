@@ -129,6 +129,7 @@ class _OfEngine:
         for name, what, count in (
             ("num_preemptions", "Choices that gave up their blocks.", s.preemptions),
             ("num_swaps", "Of these, those that were swapped out.", s.swaps),
+            ("evicted_blocks", "Blocks that requests went on without.", s.evicted_blocks),
             ("prompt_tokens", "Tokens of prompts that were computed or found in the cache.", s.prompt_tokens + s.cached_tokens),
             ("generation_tokens", "Tokens that were generated.", s.generated_tokens),
             ("prefix_cache_queries", "Tokens of prompts that the cache was asked for.", s.prompt_tokens + s.cached_tokens),

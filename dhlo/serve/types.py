@@ -206,6 +206,16 @@ class EngineOptions:
     None: what the model was bound to (`CompiledModel.bind_process_group`), if it was."""
     peer_timeout: float = 60.0
     """Seconds that an operation with them takes at most, above 0."""
+    evict_to: int | None = None
+    """Tokens of a sequence whose keys and values are kept at most, a multiple of a block's: a sequence that comes to so many goes
+    on without one of its blocks, within a prompt without an eighth of them. None: all are kept."""
+    evict_sinks: int = 1
+    """Blocks at a sequence's beginning that stay."""
+    evict_recent: int = 1
+    """Blocks at its end that stay."""
+    evict_by: Literal["recent", "norms"] = "recent"
+    """Which of the others go: the oldest (StreamingLLM, arXiv 2309.17453), or those with the least mean of |V| / |K| over tokens,
+    heads and layers (PagedEviction, arXiv 2509.04377)."""
 
 
 @dataclass(frozen=True)
@@ -253,3 +263,5 @@ class EngineStats:
     """Of preemptions, those that were swapped out."""
     swapped_bytes: int = 0
     """That they take now."""
+    evicted_blocks: int = 0
+    """That sequences went on without (`EngineOptions.evict_to`)."""

@@ -91,25 +91,50 @@ bool check_communicator(PyObject* object) {
 }
 
 PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {
-      "model",         "cache_bytes",       "max_step_tokens",     "max_sequences",      "max_waiting",
-      "max_positions", "eos_tokens",        "vocabulary",          "vocabulary_offsets", "prefix_cache",
-      "prompt_lookup", "cache_folder",      "cache_folder_bytes",  "model_digest",       "draft_model",
-      "draft_tokens",  "draft_cache_bytes", "draft_max_positions", "cache_store",        "cache_store_threads",
-      "preemption",    "swap_bytes",        "communicator",        "peer_timeout",       nullptr};
+  static const char* const names[] = {"model",
+                                      "cache_bytes",
+                                      "max_step_tokens",
+                                      "max_sequences",
+                                      "max_waiting",
+                                      "max_positions",
+                                      "eos_tokens",
+                                      "vocabulary",
+                                      "vocabulary_offsets",
+                                      "prefix_cache",
+                                      "prompt_lookup",
+                                      "cache_folder",
+                                      "cache_folder_bytes",
+                                      "model_digest",
+                                      "draft_model",
+                                      "draft_tokens",
+                                      "draft_cache_bytes",
+                                      "draft_max_positions",
+                                      "cache_store",
+                                      "cache_store_threads",
+                                      "preemption",
+                                      "swap_bytes",
+                                      "communicator",
+                                      "peer_timeout",
+                                      "evict_to",
+                                      "evict_sinks",
+                                      "evict_recent",
+                                      "evict_by",
+                                      nullptr};
   PyObject *model = nullptr, *folder = nullptr, *draft_model = nullptr, *store = nullptr, *communicator = nullptr;
   double peer_timeout = 0;
   long long draft_tokens = 0, draft_bytes = 0, draft_positions = 0, threads = 0, swap_bytes = 0;
-  int preemption = 0;
+  long long evict_to = 0, evict_sinks = 0, evict_recent = 0;
+  int preemption = 0, evict_by = 0;
   long long cache_bytes = 0, step_tokens = 0, sequences = 0, waiting = 0, positions = 0, lookup = 0, folder_bytes = 0;
   int prefix = 1;
   Buffers buffers;
   Py_buffer &eos = *buffers.next(), &bytes = *buffers.next(), &offsets = *buffers.next(), &digest = *buffers.next();
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLLOLiLOd", const_cast<char**>(names),
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLLOLiLOdLLLi", const_cast<char**>(names),
                                   model_type(), &model, &cache_bytes, &step_tokens, &sequences, &waiting, &positions,
                                   &eos, &bytes, &offsets, &prefix, &lookup, &folder, &folder_bytes, &digest,
                                   &draft_model, &draft_tokens, &draft_bytes, &draft_positions, &store, &threads,
-                                  &preemption, &swap_bytes, &communicator, &peer_timeout) == 0)
+                                  &preemption, &swap_bytes, &communicator, &peer_timeout, &evict_to, &evict_sinks,
+                                  &evict_recent, &evict_by) == 0)
     return nullptr;
   if (draft_model != Py_None && PyObject_TypeCheck(draft_model, reinterpret_cast<PyTypeObject*>(model_type())) == 0) {
     PyErr_SetString(PyExc_TypeError, "draft_model is a Model or None");
@@ -146,6 +171,10 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   options.draft_max_positions = draft_positions;
   options.preemption = preemption;
   options.swap_bytes = swap_bytes;
+  options.evict_to = evict_to;
+  options.evict_sinks = evict_sinks;
+  options.evict_recent = evict_recent;
+  options.evict_by = evict_by;
   if (digest.len == 32) options.model_digest = Buffers::data<uint8_t>(digest);
   const dhlo_store hooks = store_hooks(store, threads);
   if (store != Py_None) options.cache_store = &hooks;
@@ -417,7 +446,7 @@ PyObject* stats(PyObject* self, PyObject*) {
   Ref accepted(make_tuple(DHLO_DRAFT_POSITIONS, [&s](int64_t i) { return PyLong_FromLongLong(s.accepted_at[i]); }));
   if (!finished || !folder || !store || !accepted) return nullptr;
   return Py_BuildValue(
-      "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:O,s:L,s:O,s:L,s:L,s:d,s:O,s:L,s:L}",
+      "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:O,s:L,s:O,s:L,s:L,s:d,s:O,s:L,s:L,s:L}",
       "running", number(s.running), "waiting", number(s.waiting), "steps", number(s.steps), "prompt_tokens",
       number(s.prompt_tokens), "cached_tokens", number(s.cached_tokens), "generated_tokens", number(s.generated_tokens),
       "preemptions", number(s.preemptions), "drafted_tokens", number(s.drafted_tokens), "accepted_tokens",
@@ -427,7 +456,7 @@ PyObject* stats(PyObject* self, PyObject*) {
       "schedule_seconds", static_cast<double>(s.schedule_ns) * 1e-9, "folder", folder.get(), "drafts", number(s.drafts),
       "accepted_at", accepted.get(), "draft_steps", number(s.draft_steps), "draft_failures", number(s.draft_failures),
       "draft_seconds", static_cast<double>(s.draft_ns) * 1e-9, "store", store.get(), "swaps", number(s.swaps),
-      "swapped_bytes", number(s.swapped_bytes));
+      "swapped_bytes", number(s.swapped_bytes), "evicted_blocks", number(s.evicted_blocks));
 }
 
 }  // namespace

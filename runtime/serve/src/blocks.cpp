@@ -113,7 +113,7 @@ bool BlockGroup::create(int64_t blocks, int hash_bits) {
 int32_t BlockGroup::take(int32_t last) noexcept {
   const int32_t block = free_.take(last);
   if (block < 0) return -1;
-  states_[block] = {1, 0, 0, false};
+  states_[block] = {1, 0, 0, false, 0};
   ++used_;
   return block;
 }
@@ -135,7 +135,7 @@ void BlockGroup::drop(int32_t block) noexcept {
     free_.give(block);
     return;
   }
-  states_[block] = {0, newest_, 0, states_[block].stored};
+  states_[block] = {0, newest_, 0, states_[block].stored, states_[block].score};
   (newest_ == 0 ? oldest_ : states_[int64_t{newest_} - 1].newer) = static_cast<uint32_t>(block) + 1;
   newest_ = static_cast<uint32_t>(block) + 1;
   ++kept_;

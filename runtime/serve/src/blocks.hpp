@@ -78,6 +78,7 @@ class BlockGroup {
   void remove_key(int32_t block) noexcept {
     index_.erase(block);
     states_[block].stored = false;
+    states_[block].score = 0;
   }
   // The kept block that is evicted next; -1 if there is none.
   int32_t oldest() const noexcept { return static_cast<int32_t>(oldest_) - 1; }
@@ -88,12 +89,16 @@ class BlockGroup {
   // Of a block with a key: whether it is outside memory, too.
   bool stored(int32_t block) const noexcept { return states_[block].stored; }
   void set_stored(int32_t block) noexcept { states_[block].stored = true; }
+  // Of what a full block holds (BlockNorms): 0 until it is set; of a block that is held.
+  float score(int32_t block) const noexcept { return states_[block].score; }
+  void set_score(int32_t block, float score) noexcept { states_[block].score = score; }
 
  private:
   struct State {
     int32_t holders;
     uint32_t older, newer;  // of kept blocks: neighbours by age, their number + 1; 0: none
     bool stored;
+    float score;
   };
 
   void unlink(int32_t block) noexcept;

@@ -36,7 +36,7 @@ std::string refused(const CacheOptions& options) {
       return text("pools: heads and depth_bytes must be positive", std::min(pool.heads, pool.depth_bytes));
     if (pool.group < 0 || pool.group >= groups) return text("pools: there is no such group", pool.group);
   }
-  return "";
+  return refused_eviction(options);
 }
 
 // The digest that all keys begin with: blocks of another model, or of another layout, are others.
@@ -56,7 +56,8 @@ Sequence::~Sequence() {
 
 int64_t Sequence::cached() const { return state_ == nullptr ? 0 : state_->cached; }
 int64_t Sequence::size() const { return state_ == nullptr ? 0 : state_->size; }
-int64_t Sequence::capacity() const { return state_ == nullptr ? 0 : cache_->room(*state_); }
+int64_t Sequence::evicted() const { return state_ == nullptr ? 0 : state_->evicted; }
+int64_t Sequence::capacity() const { return state_ == nullptr ? 0 : cache_->room(*state_) + state_->evicted; }
 
 Result<std::unique_ptr<Cache>> Cache::create(const CacheOptions& options) try {
   std::string wrong = refused(options);
@@ -65,6 +66,7 @@ Result<std::unique_ptr<Cache>> Cache::create(const CacheOptions& options) try {
   cache->block_slots_ = options.block_slots;
   cache->num_blocks_ = options.num_blocks;
   cache->prefix_ = options.prefix;
+  cache->eviction_ = options.eviction;
   cache->model_ = model_digest(options);
   cache->swapped_bytes_ = std::make_shared<int64_t>(0);
   cache->needed_.resize(options.windows.size());
@@ -93,6 +95,7 @@ Result<std::unique_ptr<Cache>> Cache::create(const CacheOptions& options) try {
     group.pools.push_back(p);
     group.block_bytes += block;  // no more than all pools, which are mapped
   }
+  if (options.eviction.by_norms) cache->add_norms(options);
   TierLayout layout{cache->model_, {}};
   std::vector<bool> needed;
   for (const Group& group : cache->groups_) {
@@ -139,7 +142,7 @@ void Cache::release(State* state) noexcept {
   counts_.unused_slots -= unused(*state);
   for (size_t g = 0; g < groups_.size(); ++g) drop_from(*state, g, 0);
   state->keys.clear();
-  state->size = state->cached = state->asked = 0;
+  state->size = state->cached = state->asked = state->evicted = state->gapless = 0;
   spare_.push_back(state);
 }
 
@@ -155,7 +158,7 @@ Sequence Cache::begin(Tokens prompt, std::string_view salt) {
   state->asked = static_cast<int64_t>(prompt.size());
   if (!prefix_ || prompt.size() == 0) return sequence;
   state->root = root_key(model_, salt);
-  const int64_t most = (state->asked - 1) / block_slots_;
+  const int64_t most = most_known(state->asked);
   try {
     state->keys.reserve(static_cast<size_t>(most));
     for (std::vector<int32_t>& table : state->tables) table.reserve(static_cast<size_t>(most));
@@ -204,11 +207,11 @@ bool Cache::reserve(Sequence& sequence, int64_t tokens) {
   if (state == nullptr) return false;
   if (tokens > state->size) {
     const auto old = static_cast<int64_t>(state->tables[0].size());
-    const int64_t blocks = std::max(blocks_for(tokens), old);
+    const int64_t blocks = std::max(blocks_for(tokens - state->evicted), old);
     for (size_t g = 0; g < groups_.size(); ++g) {
       Group& group = groups_[g];
       needed_[g] = blocks - old;
-      for (int64_t i = state->size / block_slots_; i < old; ++i)
+      for (int64_t i = kept(*state) / block_slots_; i < old; ++i)
         if (group.blocks.holders(state->tables[g][static_cast<size_t>(i)]) > 1) ++needed_[g];
       if (needed_[g] > group.blocks.available()) return false;
     }
@@ -237,7 +240,7 @@ void Cache::add_room(State& state, int64_t blocks) noexcept {
     Group& group = groups_[g];
     std::vector<int32_t>& table = state.tables[g];
     make_free(group, needed_[g]);
-    const int64_t written = state.size / block_slots_;
+    const int64_t written = kept(state) / block_slots_;
     for (auto i = static_cast<size_t>(written); i < table.size(); ++i) {
       const int32_t block = table[i];
       if (group.blocks.holders(block) == 1) {
@@ -245,7 +248,7 @@ void Cache::add_room(State& state, int64_t blocks) noexcept {
         continue;
       }
       table[i] = group.blocks.take(i == 0 ? -1 : table[i - 1]);
-      const int64_t slots = state.size - static_cast<int64_t>(i) * block_slots_;
+      const int64_t slots = kept(state) - static_cast<int64_t>(i) * block_slots_;
       if (slots > 0) {
         copy_block(group, block, table[i], slots);
         ++counts_.copies;
@@ -276,11 +279,11 @@ void Cache::make_free(Group& group, int64_t blocks) noexcept {
 void Cache::commit(Sequence& sequence, Tokens all) {
   State* state = sequence.state_;
   if (state == nullptr) return;
-  const int64_t size = std::min(static_cast<int64_t>(all.size()), room(*state));
+  const int64_t size = std::min(static_cast<int64_t>(all.size()), room(*state) + state->evicted);
   if (size <= state->size) return;
   counts_.unused_slots -= size - state->size;
   state->size = size;
-  if (prefix_) learn(*state, all);
+  if (prefix_ && state->evicted == 0) learn(*state, all);  // others follow from more than their tokens
   drop_behind_windows(*state);
 }
 
@@ -322,14 +325,16 @@ void Cache::drop_behind_windows(State& state) noexcept {
 int64_t Cache::truncate(Sequence& sequence, int64_t tokens) {
   State* state = sequence.state_;
   if (state == nullptr) return 0;
-  tokens = std::clamp<int64_t>(tokens, 0, room(*state));
+  tokens = std::clamp<int64_t>(tokens, 0, room(*state) + state->evicted);
+  if (tokens < state->gapless) tokens = 0;
   for (size_t g = 0; g < groups_.size(); ++g)
     if (state->first[g] > first_seen(groups_[g], tokens)) tokens = 0;
   counts_.unused_slots -= unused(*state);
-  for (size_t g = 0; g < groups_.size(); ++g) drop_from(*state, g, blocks_for(tokens));
+  if (tokens == 0) state->evicted = state->gapless = 0;
+  for (size_t g = 0; g < groups_.size(); ++g) drop_from(*state, g, blocks_for(tokens - state->evicted));
   state->size = std::min(state->size, tokens);
   state->cached = std::min(state->cached, tokens);
-  state->keys.resize(std::min(state->keys.size(), static_cast<size_t>(state->size / block_slots_)));
+  state->keys.resize(std::min(state->keys.size(), static_cast<size_t>(kept(*state) / block_slots_)));
   counts_.unused_slots += unused(*state);
   return tokens;
 }
@@ -339,7 +344,7 @@ Sequence Cache::fork(const Sequence& sequence) {
   State* state = from == nullptr ? nullptr : take_state();
   if (state == nullptr) return {};
   Sequence other(this, state);
-  const auto blocks = static_cast<size_t>(blocks_for(from->size));
+  const auto blocks = static_cast<size_t>(blocks_for(kept(*from)));
   try {
     state->keys.reserve(from->keys.size());
     for (std::vector<int32_t>& table : state->tables) table.reserve(blocks);
@@ -350,6 +355,8 @@ Sequence Cache::fork(const Sequence& sequence) {
   state->root = from->root;
   state->size = from->size;
   state->cached = from->cached;
+  state->evicted = from->evicted;
+  state->gapless = from->gapless;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const auto begin = from->tables[g].begin();
     state->tables[g].assign(begin, begin + static_cast<std::ptrdiff_t>(blocks));
@@ -367,8 +374,9 @@ Span<const int32_t> Cache::table(const Sequence& sequence, int64_t group) const 
 }
 
 int64_t Cache::slot(const Sequence& sequence, int64_t group, int64_t position) const {
-  if (position < 0 || position >= sequence.capacity()) return -1;
+  if (position < 0 || position >= sequence.capacity() || position < sequence.state_->gapless) return -1;
   const std::vector<int32_t>& table = sequence.state_->tables[static_cast<size_t>(group)];
+  position -= sequence.state_->evicted;
   return table[static_cast<size_t>(position / block_slots_)] * block_slots_ + position % block_slots_;
 }
 

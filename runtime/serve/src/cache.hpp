@@ -1,6 +1,7 @@
 // Keys and values of many sequences in pools of blocks: which blocks a sequence has, what is shared, what is kept.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "blocks.hpp"
+#include "eviction.hpp"
 #include "pages.hpp"
 #include "result.hpp"
 #include "span.hpp"
@@ -22,6 +24,9 @@ struct PoolLayout {
   int64_t heads;
   int64_t depth_bytes;  // of one slot of one head
   int64_t group;
+  int32_t dtype = 0;    // a dhlo_dtype; this and what follows is for norms alone
+  int64_t keys = -1;    // of a pool of values: that of the keys that they go with
+  int64_t scales = -1;  // the pool of f32 whose numbers its rows are multiplied by
 };
 
 struct CacheOptions {
@@ -32,6 +37,7 @@ struct CacheOptions {
   bool prefix = true;              // keep blocks of sequences that ended for others that begin alike
   std::array<uint8_t, 32> seed{};  // of the model: content, dtype, layout; salts all keys
   TierOptions tiers;               // where blocks go that the pools have no room for; need `prefix`
+  EvictionOptions eviction;        // for groups without windows
   int hash_bits = 64;              // of keys, that choose where a block is looked for: fewer make collisions, in tests
 };
 
@@ -51,7 +57,8 @@ struct CacheStats {
   int64_t hit_tokens = 0;    // of them, whose keys and values were known
   int64_t copies = 0;        // of blocks before they were written to
   int64_t evictions = 0;
-  int64_t swapped_bytes = 0;  // that sequences out of the pools take now
+  int64_t swapped_bytes = 0;   // that sequences out of the pools take now
+  int64_t evicted_blocks = 0;  // that sequences went on without
   TierStats folder, store;
 };
 
@@ -74,7 +81,8 @@ class Sequence {
   // Not of a cache, or there was no memory to make it.
   explicit operator bool() const { return state_ != nullptr; }
   int64_t cached() const;    // tokens that were known when it began
-  int64_t size() const;      // tokens whose keys and values are written
+  int64_t size() const;      // tokens whose keys and values are written, those of evicted blocks among them
+  int64_t evicted() const;   // tokens of evicted blocks; those behind lie so many slots before their positions
   int64_t capacity() const;  // tokens that it has blocks for
 
  private:
@@ -85,7 +93,9 @@ class Sequence {
     std::vector<Digest> keys;                  // of full blocks
     Digest root;
     int64_t size = 0, cached = 0;
-    int64_t asked = 0;  // tokens of the prompt, until they are counted
+    int64_t asked = 0;    // tokens of the prompt, until they are counted
+    int64_t evicted = 0;  // tokens
+    int64_t gapless = 0;  // behind this position nothing was evicted
   };
   Sequence(Cache* cache, State* state) : cache_(cache), state_(state) {}
 
@@ -111,7 +121,7 @@ class SwappedSequence {
   std::vector<int64_t> first_;
   std::vector<Digest> keys_;
   Digest root_{};
-  int64_t size_ = 0, cached_ = 0, bytes_ = 0;
+  int64_t size_ = 0, cached_ = 0, bytes_ = 0, evicted_ = 0, gapless_ = 0;
   std::shared_ptr<int64_t> counter_;  // the cache's, of bytes that are swapped out
 };
 
@@ -144,14 +154,18 @@ class Cache {
   // is known already takes the place of the sequence's own.
   void commit(Sequence& sequence, Tokens all);
   // Back to so many tokens, written or not; room for more is given back. Returns how many it has: 0 where the blocks of
-  // a window that ends there are gone.
+  // a window that ends there are gone, or a block that was evicted lay behind.
   int64_t truncate(Sequence& sequence, int64_t tokens);
+  // The sequence goes on without so many of its full blocks at most, and gives no more blocks to those that begin
+  // alike. Returns how many there were that may go.
+  int64_t evict(Sequence& sequence, int64_t blocks) noexcept;
   // Another one of the same tokens; shares all blocks with it. An empty Sequence if there is no memory.
   Sequence fork(const Sequence& sequence);
 
   // Block numbers; those before a window may be any. Valid until the sequence is changed.
   Span<const int32_t> table(const Sequence& sequence, int64_t group) const;
-  // Where in the group's pools the position lies; -1 where the sequence has no block for it.
+  // Where in the group's pools the position lies; -1 where the sequence has no block for it, and before what was
+  // evicted.
   int64_t slot(const Sequence& sequence, int64_t group, int64_t position) const;
   // Of a group: no block from this one on has ever been taken; memory of those below may be written to soon.
   int64_t opened(int64_t group) const { return groups_[static_cast<size_t>(group)].blocks.opened(); }
@@ -199,6 +213,7 @@ class Cache {
     int64_t number = 0, window = 0;
     int64_t block_bytes = 0;  // of all its pools
     std::vector<size_t> pools;
+    BlockNorms norms;
   };
   struct Pool {
     Pages pages;
@@ -206,6 +221,7 @@ class Cache {
   };
 
   Cache() = default;
+  void add_norms(const CacheOptions& options);
   State* take_state() noexcept;
   void release(State* state) noexcept;
   void add_room(State& state, int64_t blocks) noexcept;
@@ -218,7 +234,15 @@ class Cache {
   void give_up(State& state, size_t group) noexcept;
   int64_t first_seen(const Group& group, int64_t position) const;
   int64_t room(const State& state) const { return static_cast<int64_t>(state.tables[0].size()) * block_slots_; }
-  int64_t unused(const State& state) const { return room(state) - state.size; }
+  // Tokens whose keys and values it still has: so many slots of its table are written.
+  static int64_t kept(const State& state) { return state.size - state.evicted; }
+  int64_t unused(const State& state) const { return room(state) - kept(state); }
+  // Blocks that a prompt of so many tokens may begin with: one is always computed.
+  int64_t most_known(int64_t tokens) const {
+    const int64_t blocks = (tokens - 1) / block_slots_;
+    return eviction_.blocks > 0 ? std::min(blocks, eviction_.blocks) : blocks;
+  }
+  float score(const State& state, int64_t block) noexcept;
   // Calls piece(where, bytes) for what the group's pools have of a block, head by head.
   template <class Piece>
   void each_piece(const Group& group, int32_t block, Piece&& piece) const noexcept;
@@ -228,6 +252,7 @@ class Cache {
 
   int64_t block_slots_ = 0, num_blocks_ = 0;
   bool prefix_ = true;
+  EvictionOptions eviction_;
   Digest model_{};  // of seed and layout
   std::vector<Group> groups_;
   std::vector<Pool> pools_;

@@ -60,7 +60,8 @@ int64_t Cache::prefetch(Tokens prompt, std::string_view salt) try {
   std::vector<Digest> keys;
   Digest key = root_key(model_, salt);
   const auto slots = static_cast<size_t>(block_slots_);
-  for (size_t at = slots; at < prompt.size(); at += slots) {
+  const auto most = static_cast<size_t>(most_known(static_cast<int64_t>(prompt.size())));
+  for (size_t at = slots; at <= most * slots; at += slots) {
     key = block_key(key, {prompt.data() + at - slots, slots});
     bool known = true;
     for (const Group& group : groups_) known = known && group.blocks.index().find(key) >= 0;
@@ -101,6 +102,8 @@ SwappedSequence& SwappedSequence::operator=(SwappedSequence&& other) noexcept {
   std::swap(size_, other.size_);
   std::swap(cached_, other.cached_);
   std::swap(bytes_, other.bytes_);
+  std::swap(evicted_, other.evicted_);
+  std::swap(gapless_, other.gapless_);
   counter_.swap(other.counter_);
   return *this;
 }
@@ -122,7 +125,7 @@ SwappedSequence Cache::swap_out(Sequence& sequence) try {
   const State* state = sequence.state_;
   if (state == nullptr) return {};
   SwappedSequence swapped;
-  const int64_t blocks = blocks_for(state->size);
+  const int64_t blocks = blocks_for(kept(*state));
   int64_t bytes = 0;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
@@ -137,6 +140,8 @@ SwappedSequence Cache::swap_out(Sequence& sequence) try {
   swapped.root_ = state->root;
   swapped.size_ = state->size;
   swapped.cached_ = state->cached;
+  swapped.evicted_ = state->evicted;
+  swapped.gapless_ = state->gapless;
   swapped.bytes_ = bytes;
   swapped.counter_ = swapped_bytes_;
   *swapped_bytes_ += bytes;
@@ -153,7 +158,7 @@ Sequence Cache::swap_in(SwappedSequence& swapped) {
   State* state = take_state();
   if (state == nullptr) return {};
   Sequence sequence(this, state);
-  const auto blocks = static_cast<size_t>(blocks_for(swapped.size_));
+  const auto blocks = static_cast<size_t>(blocks_for(swapped.size_ - swapped.evicted_));
   try {
     state->keys = swapped.keys_;
     for (std::vector<int32_t>& table : state->tables) table.reserve(blocks);
@@ -197,6 +202,8 @@ Sequence Cache::swap_in(SwappedSequence& swapped) {
   state->root = swapped.root_;
   state->size = swapped.size_;
   state->cached = swapped.cached_;
+  state->evicted = swapped.evicted_;
+  state->gapless = swapped.gapless_;
   counts_.unused_slots += unused(*state);
   {
     const SwappedSequence done = std::move(swapped);

@@ -388,6 +388,7 @@ void Engine::note_cache(dhlo_engine_stats& stats) const {
   stats.blocks_cached = cache.kept;
   stats.unused_slots = cache.unused_slots;
   stats.swapped_bytes = cache.swapped_bytes;
+  stats.evicted_blocks = cache.evicted_blocks;
   stats.folder = {cache.folder.bytes, cache.folder.blocks, cache.folder.hits, cache.folder.failures,
                   cache.folder.dropped};
   stats.store = {cache.store.bytes, cache.store.blocks, cache.store.hits, cache.store.failures, cache.store.dropped};

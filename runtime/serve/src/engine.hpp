@@ -124,6 +124,8 @@ class Engine {
   void fetch_ahead();
   bool waits_for_tiers(Choice& choice);
   bool make_room(Choice& choice, int64_t tokens);
+  int64_t evict(Choice& choice);
+  int64_t most_blocks(int64_t tokens) const;
   bool yield_to(const Choice& choice);
   void preempt(Choice& choice);
   bool swap_out(Choice& choice);
@@ -136,7 +138,8 @@ class Engine {
   const pid_t process_;
   Limits limits_;
   int64_t max_step_tokens_, max_waiting_, prompt_lookup_, draft_tokens_ = 0;
-  int64_t swap_bytes_ = 0;  // that preempted choices may take; 0: they are computed again
+  int64_t swap_bytes_ = 0;                              // that preempted choices may take; 0: they are computed again
+  int64_t evict_to_ = INT64_MAX, evicted_at_once_ = 1;  // tokens; blocks within a prompt
   int64_t groups_ = 1;
   int64_t whole_ = 0;  // a group without a window, if there is one
   bool own_thread_;

@@ -43,6 +43,10 @@ void need_between(int64_t value, int64_t least, int64_t most, const char* name) 
 
 constexpr int64_t kUsualSequences = 256;
 
+// Within a prompt such a part of a sequence's blocks is evicted at once: tokens see most of what may be kept, and steps
+// take enough of them at a time.
+constexpr int64_t kEvictedParts = 8;
+
 Vocabulary read_vocabulary(const dhlo_engine_options& options) {
   if (options.vocabulary_offsets == nullptr) return {};
   need_between(options.num_vocabulary, 0, kMostTokens * 1024, "num_vocabulary");
@@ -56,6 +60,32 @@ Vocabulary read_vocabulary(const dhlo_engine_options& options) {
 
 // Blocks that take no memory, by which sequences are counted of which states of fixed size are kept alone.
 constexpr int64_t kBlocksOfNothing = int64_t{1} << 20;
+
+EvictionOptions eviction_options(const Step& step, const dhlo_engine_options& options, int64_t num_blocks) {
+  const int64_t slots = step.block_slots(), to = options.evict_to;
+  need_between(to, 0, INT64_MAX, "evict_to");
+  need_between(options.evict_sinks, 0, INT64_MAX, "evict_sinks");
+  need_between(options.evict_recent, 0, INT64_MAX, "evict_recent");
+  need_between(options.evict_by, DHLO_EVICTION_RECENT, DHLO_EVICTION_NORMS, "evict_by (a dhlo_eviction)");
+  EvictionOptions made;
+  if (to == 0) return made;
+  made = {to / slots, options.evict_sinks, options.evict_recent, options.evict_by == DHLO_EVICTION_NORMS};
+  if (step.has_states()) refuse("evict_to: the model keeps states of sequences, which can't go on without tokens");
+  if (!step.by_order())
+    refuse(
+        "evict_to: what tokens of this model see follows from positions (windows, ALiBi, masks), not from order alone");
+  if (made.by_norms && !step.has_values())
+    refuse("evict_by: the model keeps keys and values in one, whose norms say nothing: evict by what is recent");
+  if (to % slots != 0)
+    refuse("evict_to is a multiple of a block's tokens, " + std::to_string(slots) + ", got " + std::to_string(to));
+  if (made.sinks >= made.blocks || made.recent >= made.blocks - made.sinks)
+    refuse("evict_to: beside evict_sinks and evict_recent there is a block that may go, got " + std::to_string(to) +
+           " tokens, which are " + std::to_string(made.blocks) + " blocks");
+  if (made.blocks > num_blocks)
+    refuse("evict_to: the pools have room for " + std::to_string(num_blocks * slots) + " tokens, got " +
+           std::to_string(to) + ": give more cache_bytes");
+  return made;
+}
 
 CacheOptions cache_options(const Step& step, const dhlo_engine_options& options, int64_t processes) {
   const int64_t block = step.block_bytes();
@@ -76,6 +106,7 @@ CacheOptions cache_options(const Step& step, const dhlo_engine_options& options,
   }
   if (options.cache_store != nullptr) made.tiers.store = *options.cache_store;
   made.tiers.flush_ns = 0;  // the engine flushes as it is closed
+  made.eviction = eviction_options(step, options, made.num_blocks);
   if (options.model_digest != nullptr) std::memcpy(made.seed.data(), options.model_digest, made.seed.size());
   return made;
 }
@@ -162,6 +193,13 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   limits_.blocks = how.num_blocks;
   limits_.block_slots = how.block_slots;
   limits_.max_positions = how.num_blocks * how.block_slots;
+  if (how.eviction.blocks > 0) {
+    evict_to_ = options.evict_to;
+    limits_.evicts = true;
+    const int64_t may_go = how.eviction.blocks - how.eviction.sinks - how.eviction.recent;
+    evicted_at_once_ = std::clamp<int64_t>(how.eviction.blocks / kEvictedParts, 1, may_go);
+    limits_.max_positions = INT32_MAX;  // no longer bounded by the pools
+  }
   for (const int64_t most : {options.max_positions, step_.max_positions()})
     if (most > 0) limits_.max_positions = std::min(limits_.max_positions, most);
   if (limits_.max_positions < 2) refuse("max_positions: a prompt and a token need 2 at least");

@@ -113,6 +113,7 @@ void need_beams(const dhlo_sampling& how, const Limits& limits) {
   auto without = [](bool holds, const char* name) {
     if (!holds) refuse(std::string(name) + ": doesn't go with beam search (beam_width): leave it out");
   };
+  if (limits.evicts) refuse("beam_width: doesn't go with an engine that leaves blocks out of sequences (evict_to)");
   need(how.beam_width <= limits.max_sequences, "beam_width", "at most max_sequences", std::to_string(how.beam_width));
   need(how.n <= how.beam_width, "n", "at most beam_width", std::to_string(how.n));
   need_between(how.length_penalty, -10, 10, "length_penalty", "from -10 to 10");

@@ -77,6 +77,7 @@ struct Choice {
 struct Limits {
   int64_t vocabulary = 0, max_positions = 0, max_sequences = 0, blocks = 0, block_slots = 1;
   bool constrains = false;  // the host has a hook for it
+  bool evicts = false;      // sequences go on without blocks
 };
 
 struct Request {

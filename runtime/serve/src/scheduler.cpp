@@ -67,7 +67,7 @@ void Engine::schedule_decodes() {
     if (!choice.decodes()) continue;
     const auto at = static_cast<int64_t>(drafts_.size());
     bool by_model = false;
-    int64_t drafts = plan_drafts(choice, slack, decoding, by_model);
+    int64_t drafts = plan_drafts(choice, std::min(slack, evict(choice) - 1), decoding, by_model);
     if (drafts > 0 && !cache_->reserve(*choice.sequence, choice.size() + drafts)) drafts = 0;
     if (drafts == 0) drafts_.resize(static_cast<size_t>(at));
     if (drafts == 0 && !make_room(choice, choice.size())) continue;
@@ -109,7 +109,7 @@ void Engine::schedule_prompts() {
       continue;
     }
     if (next == nullptr) return;
-    const int64_t end = std::min(next->goal(), next->computed + budget_);
+    const int64_t end = std::min(next->goal(), next->computed + std::min(budget_, evict(*next)));
     if (make_room(*next, end)) add_item(*next, end, 0, 0, false);
     ++i;
   }
@@ -145,8 +145,8 @@ bool Engine::admit(Choice& choice) {
   if (!sequence && !choice.swapped) throw std::bad_alloc();
   const int64_t cached = sequence.cached();
   const int64_t beams = choice.request->search != nullptr ? static_cast<int64_t>(choice.request->choices.size()) : 1;
-  const int64_t wanted =
-      choice.request->blocks_of(beams, choice.size() + 1, step_.block_slots()) - cached / step_.block_slots();
+  const int64_t most = std::min(choice.size() + 1, evict_to_);
+  const int64_t wanted = choice.request->blocks_of(beams, most, step_.block_slots()) - cached / step_.block_slots();
   // Who runs will soon want another block each.
   while (!running_.empty() && free_blocks() < wanted + static_cast<int64_t>(running_.size())) {
     if (yield_to(choice)) continue;
@@ -192,7 +192,7 @@ void Engine::fetch(Choice& choice) {
 void Engine::fetch_ahead() {
   int64_t left = kFetchAhead, room = fetched_bytes_;
   for (auto at = waiting_.begin(); at != waiting_.end() && left > 0; ++at, --left) {
-    room -= cache_->blocks_for((*at)->size()) * step_.block_bytes();
+    room -= most_blocks((*at)->size()) * step_.block_bytes();
     if (room < 0) return;
     if (*at != blocked_) fetch(**at);
   }
@@ -229,9 +229,24 @@ bool Engine::make_room(Choice& choice, int64_t tokens) {
   return true;
 }
 
+// So many tokens the choice may take now: with them it comes to its bound, where it goes on without some blocks. That
+// depends on its tokens' positions alone, never on what a step computes of it: what a choice says is the same in any
+// company, with drafts, and computed again.
+int64_t Engine::evict(Choice& choice) {
+  if (evict_to_ == INT64_MAX) return INT64_MAX;
+  Sequence& sequence = *choice.sequence;
+  if (sequence.size() - sequence.evicted() == evict_to_)
+    cache_->evict(sequence, choice.computed < choice.request->prompt_tokens ? evicted_at_once_ : 1);
+  return evict_to_ - (sequence.size() - sequence.evicted());
+}
+
+// That a choice of so many tokens has at most.
+int64_t Engine::most_blocks(int64_t tokens) const { return cache_->blocks_for(std::min(tokens, evict_to_)); }
+
 // Takes what the choice has computed out of the pools, if that is wanted and there is memory for it.
 bool Engine::swap_out(Choice& choice) {
-  const int64_t bytes = cache_->blocks_for(choice.computed) * step_.block_bytes();
+  const int64_t kept = choice.sequence->size() - choice.sequence->evicted();
+  const int64_t bytes = cache_->blocks_for(kept) * step_.block_bytes();
   if (step_.has_states()) return false;  // they would be lost
   if (bytes == 0 || bytes > swap_bytes_ - cache_->stats().swapped_bytes) return false;
   choice.swapped = cache_->swap_out(*choice.sequence);

@@ -47,6 +47,8 @@ void dhlo_engine_options_init(dhlo_engine_options* options) {
   options->max_waiting = 1024;
   options->prefix_cache = 1;
   options->draft_tokens = 8;
+  options->evict_sinks = 1;
+  options->evict_recent = 1;
 }
 
 dhlo_status dhlo_engine_create(dhlo_model* model, const dhlo_engine_options* options, dhlo_engine** out) {

@@ -104,9 +104,21 @@ std::vector<PoolLayout> Step::pools() const {
   std::vector<PoolLayout> pools;
   for (int64_t p = 0; p < paging_->num_pools; ++p) {
     const dhlo_abi_value* value = dhlo_model_input(model_.get(), paging_->pools[p].input);
-    pools.push_back({value->sizes[0], value->sizes[2] * pool_dtype_bytes(value), paging_->pools[p].group});
+    const dhlo_abi_pool& pool = paging_->pools[p];
+    pools.push_back({value->sizes[0], value->sizes[2] * pool_dtype_bytes(value), pool.group,
+                     static_cast<int32_t>(value->dtype), pool.keys, pool.scales});
   }
   return pools;
+}
+
+bool Step::has_values() const {
+  std::vector<bool> known(static_cast<size_t>(paging_->num_pools), false);
+  for (int64_t p = 0; p < paging_->num_pools; ++p) {
+    const dhlo_abi_pool& pool = paging_->pools[p];
+    if (pool.keys >= 0) known[static_cast<size_t>(p)] = known[static_cast<size_t>(pool.keys)] = true;
+    if (pool.scales >= 0) known[static_cast<size_t>(pool.scales)] = true;
+  }
+  return std::all_of(known.begin(), known.end(), [](bool each) { return each; });
 }
 
 int64_t Step::block_bytes() const {
@@ -229,16 +241,16 @@ int64_t Step::add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens
   for (const Tokens& each : {tokens, drafts}) ids_.insert(ids_.end(), each.begin(), each.end());
   const int64_t end = first + static_cast<int64_t>(tokens.size() + drafts.size());
   for (int64_t position = first; position < end; ++position) positions_.push_back(position);
-  const int64_t block = block_slots();
+  const int64_t block = block_slots(), gone = sequence.evicted();
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Span<const int32_t> table = cache_->table(sequence, static_cast<int64_t>(g));
-    for (int64_t position = first; position < end; ++position)
-      groups_[g].slots.push_back(table[static_cast<size_t>(position / block)] * block + position % block);
+    for (int64_t place = first - gone; place < end - gone; ++place)
+      groups_[g].slots.push_back(table[static_cast<size_t>(place / block)] * block + place % block);
     groups_[g].rows.push_back(table);
   }
   if (adapters() != nullptr) chosen_.resize(ids_.size(), adapter);
   starts_.push_back(static_cast<int32_t>(ids_.size()));
-  lengths_.push_back(static_cast<int32_t>(end));
+  lengths_.push_back(static_cast<int32_t>(end - gone));
   if (has_states()) cells_.push_back(cell);
   const auto row = static_cast<int64_t>(kept_input_ >= 0 ? kept_.size() : ids_.size() - static_cast<size_t>(kept));
   for (int64_t i = this->tokens() - kept; i < this->tokens(); ++i) kept_.push_back(i);

@@ -36,6 +36,11 @@ class Step {
   // Where they lie, of a step that takes them, once it is attached.
   void set_adapters(void* weights);
 
+  // Whether tokens see the keys before them in tables, whatever their positions are.
+  bool by_order() const { return paging_->by_order != 0; }
+  // Whether keys and values lie in pools of their own.
+  bool has_values() const;
+
   // Whether it keeps states of fixed size of sequences, which can't go back to fewer tokens.
   bool has_states() const { return paging_->num_states > 0; }
 

@@ -4,12 +4,14 @@
 //   cache_tests bench        microseconds of a step of 32 sequences
 //   cache_tests seed         the random test with another seed, longer
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <set>
 
 #include "cache_checks.hpp"
+#include "dhlo/runtime.hpp"
 
 thread_local int64_t allocations_left = -1;
 
@@ -345,6 +347,32 @@ void test_allocations() {
 }
 #endif
 
+// Of blocks of 12 layers with 4 heads of 64, none of which was looked at.
+void time_norms(int32_t dtype) {
+  constexpr int64_t kBlocks = 256;
+  CacheOptions options = small_options(kBlocks, 16);
+  options.pools.clear();
+  for (int64_t layer = 0; layer < 12; ++layer)
+    for (const int64_t keys : {int64_t{-1}, 2 * layer})
+      options.pools.push_back({4, 64 * dhlo_dtype_bytes(dtype), 0, dtype, keys, -1});
+  options.eviction = {kBlocks, 0, 1, true};
+  auto cache = make_cache(options);
+  for (size_t p = 0; p < options.pools.size(); ++p)
+    std::memset(cache->pool(static_cast<int64_t>(p)), 0x33,
+                static_cast<size_t>(4 * kBlocks * 16 * options.pools[p].depth_bytes));
+  const std::vector<int32_t> tokens = tokens_of(16 * kBlocks);
+  Sequence one = cache->begin(view(tokens), "");
+  cache->reserve(one, 16 * kBlocks);
+  cache->commit(one, view(tokens));
+  for (const char* what : {"read", "known"}) {
+    const auto begin = std::chrono::steady_clock::now();
+    cache->evict(one, 1);
+    const double us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+    std::printf("norms of a block, 12 layers of 4 heads of 64 x %lld bytes, %s: %.2f us\n",
+                static_cast<long long>(dhlo_dtype_bytes(dtype)), what, us / kBlocks);
+  }
+}
+
 void bench() {
   CacheOptions options;
   options.block_slots = 16;
@@ -381,6 +409,114 @@ void bench() {
   for (int i = 0; i < 100; ++i) sum += cache->begin(view(tokens[5]), "").cached();
   const double us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / 100;
   std::printf("beginning with 4,000 known tokens: %.1f us\n", us);
+  for (const int32_t dtype : {DHLO_F32, DHLO_BF16, DHLO_F16, DHLO_I8}) time_norms(dtype);
+}
+
+// Numbers of a block of a head, and what they are stored as.
+float stored(std::vector<uint8_t>& out, int32_t dtype, float x) {
+  auto put = [&](auto value) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
+    out.insert(out.end(), bytes, bytes + sizeof value);
+  };
+  if (dtype == DHLO_F32) put(x);
+  if (dtype == DHLO_I8) put(static_cast<int8_t>(x));
+  if (dtype == DHLO_F16) put(dhlo::f16(x));
+  if (dtype == DHLO_BF16) put(dhlo::bf16(x));
+  return dtype == DHLO_I8 ? std::trunc(x) : x;
+}
+
+// Blocks go by the norms of what pools of each dtype hold, but for those that are always kept.
+void test_norms(int32_t dtype) {
+  constexpr int64_t kSlots = 16, kBlocks = 12, kHeads = 2, kDepth = 8, kMost = 6;
+  CacheOptions options = small_options(kBlocks, kSlots);
+  const int64_t row = kDepth * dhlo_dtype_bytes(dtype);
+  const bool scaled = dtype == DHLO_I8;
+  options.pools = {{kHeads, row, 0, dtype, -1, scaled ? 2 : -1}, {kHeads, row, 0, dtype, 0, scaled ? 3 : -1}};
+  if (scaled) options.pools.insert(options.pools.end(), 2, {kHeads, 4, 0, DHLO_F32, -1, -1});
+  options.eviction = {kMost, 1, 2, true};
+  auto cache = make_cache(options);
+  Random random{7};
+  const std::vector<int32_t> tokens = tokens_of(kSlots * kMost);
+  Sequence one = cache->begin(view(tokens), "");
+  CHECK(cache->reserve(one, kSlots * kMost));
+  std::vector<double> scores(kMost, 0);
+  for (int64_t i = 0; i < kSlots * kMost * kHeads; ++i) {
+    const int64_t position = i / kHeads, head = i % kHeads;
+    const int64_t slot = head * kBlocks * kSlots + cache->slot(one, 0, position);
+    double norms[2] = {};
+    for (int64_t p = 0; p < 2; ++p) {
+      const float scale = scaled ? static_cast<float>(1 + random.below(8)) : 1.0F;
+      std::vector<uint8_t> bytes;
+      double sum = 0;
+      for (int64_t d = 0; d < kDepth; ++d)
+        sum += std::pow(scale * stored(bytes, dtype, static_cast<float>(random.below(31) - 15)), 2);
+      std::memcpy(static_cast<uint8_t*>(cache->pool(p)) + slot * row, bytes.data(), bytes.size());
+      if (scaled) static_cast<float*>(cache->pool(2 + p))[slot] = scale;
+      norms[p] = std::sqrt(sum);
+    }
+    scores[static_cast<size_t>(position / kSlots)] += norms[1] / norms[0];
+  }
+  cache->commit(one, view(tokens));
+  std::vector<int32_t> table(cache->table(one, 0).begin(), cache->table(one, 0).end());
+  for (int64_t left = kMost; left > 3; --left) {
+    const auto least = std::min_element(scores.begin() + 1, scores.end() - 2) - scores.begin();
+    CHECK(cache->evict(one, 1) == 1);
+    scores.erase(scores.begin() + least);
+    table.erase(table.begin() + least);
+    CHECK(std::equal(table.begin(), table.end(), cache->table(one, 0).begin(), cache->table(one, 0).end()));
+  }
+  CHECK(cache->evict(one, 1) == 0 && cache->stats().evicted_blocks == 3);
+}
+
+// A sequence goes on without blocks: its places, what it shares and gives to others, forks, swaps, what it goes back to.
+void test_eviction_inside_sequences() {
+  CacheOptions options = small_options(20);
+  options.eviction = {5, 1, 1, false};
+  auto cache = make_cache(options);
+  const std::vector<int32_t> tokens = tokens_of(40);
+  auto known = [&] { return cache->begin(view(tokens), "").cached(); };
+  Sequence one = cache->begin(view(tokens), "");
+  CHECK(cache->reserve(one, 20));
+  cache->commit(one, view(tokens_of(20)));
+  Sequence two = cache->fork(one);
+  const std::vector<int32_t> table(cache->table(one, 0).begin(), cache->table(one, 0).end());
+  CHECK(cache->evict(one, 9) == 3 && one.size() == 20 && one.evicted() == 12);
+  CHECK(cache->evict(one, 1) == 0 && cache->evict(one, INT64_MIN) == 0);
+  CHECK(cache->table(one, 0).size() == 2 && cache->table(one, 0)[1] == table[4]);
+  CHECK(cache->slot(one, 0, 3) == -1 && cache->slot(one, 0, 17) == table[4] * 4 + 1);
+  CHECK(cache->stats().used == 5);  // the other still has them
+  CHECK(cache->reserve(one, 30) && one.capacity() == 32);
+  cache->commit(one, view(tokens_of(30)));
+  CHECK(one.size() == 30 && cache->table(one, 0).size() == 5 && cache->stats().unused_slots == 2);
+  two = {};
+  CHECK(cache->stats().used == 5 && cache->stats().kept == 3);
+  CHECK(known() == 20);  // nothing of what follows from blocks that it has no more
+  Sequence three = cache->fork(one);
+  CHECK(three.evicted() == 12 && cache->truncate(three, 29) == 29 && cache->table(three, 0).size() == 5);
+  CHECK(cache->truncate(three, 17) == 17 && cache->table(three, 0).size() == 2);
+  CHECK(cache->truncate(three, 15) == 0 && three.evicted() == 0 && three.capacity() == 0);
+  SwappedSequence swapped = cache->swap_out(one);
+  CHECK(swapped.size() == 30 && cache->stats().used == 0);
+  one = cache->swap_in(swapped);
+  CHECK(one.size() == 30 && one.evicted() == 12 && cache->slot(one, 0, 15) == -1 && cache->slot(one, 0, 16) >= 0);
+  CHECK(cache->stats().used == 5 && cache->stats().unused_slots == 2);
+  one = {};
+  CHECK(cache->stats().used == 0 && cache->stats().unused_slots == 0 && known() == 20);
+  // No more than what is kept at most, though others know more.
+  const std::vector<int32_t> all = tokens_of(24);
+  Sequence whole = cache->begin(view(all), "");
+  CHECK(cache->reserve(whole, 24));
+  cache->commit(whole, view(all));
+  CHECK(known() == 20);
+  for (const EvictionOptions& wrong :
+       {EvictionOptions{2, 1, 1, false}, EvictionOptions{-1, 0, 0, false}, EvictionOptions{21, 1, 1, false},
+        EvictionOptions{5, INT64_MAX, INT64_MAX, false}, EvictionOptions{5, 1, 1, true}}) {
+    options.eviction = wrong;
+    CHECK(!Cache::create(options).ok());
+  }
+  options = small_options(20, 4, {0, 8});
+  options.eviction = {5, 1, 1, false};
+  CHECK(!Cache::create(options).ok());
 }
 
 }  // namespace
@@ -401,6 +537,8 @@ int main(int argc, char** argv) {
     test_eviction_begins_at_ends();
     test_copy_on_write();
     test_windows();
+    for (const int32_t dtype : {DHLO_F32, DHLO_BF16, DHLO_F16, DHLO_I8}) test_norms(dtype);
+    test_eviction_inside_sequences();
     test_blocks_follow_one_another();
 #if COUNTS_ALLOCATIONS
     test_allocations();

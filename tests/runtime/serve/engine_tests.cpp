@@ -29,7 +29,7 @@ using dhlo::serve::Rules;
 using dhlo::serve::Sampler;
 
 void test_greedy(int64_t blocks, int64_t step_tokens, int64_t lookup, uint64_t seed,
-                 const dhlo::Model* draft_model = nullptr, int64_t swap_blocks = 0) {
+                 const dhlo::Model* draft_model = nullptr, int64_t swap_blocks = 0, int64_t kept_blocks = 0) {
   Random random{seed};
   dhlo_engine_options options = options_of(blocks, step_tokens, true);
   options.prompt_lookup = std::min(lookup, step_tokens);
@@ -39,6 +39,7 @@ void test_greedy(int64_t blocks, int64_t step_tokens, int64_t lookup, uint64_t s
   }
   if (swap_blocks > 0) options.preemption = DHLO_PREEMPTION_SWAP;
   options.swap_bytes = swap_blocks * toy::kBlock * 8;
+  options.evict_to = kept_blocks * toy::kBlock;
   dhlo::Engine engine(toy::model(), &options);
   struct Asked {
     std::vector<int32_t> prompt;
@@ -64,10 +65,11 @@ void test_greedy(int64_t blocks, int64_t step_tokens, int64_t lookup, uint64_t s
     const Asked& request = asked[key.first];
     CHECK(told.finish == DHLO_FINISH_LENGTH && told.error.empty());
     if (told.finish != DHLO_FINISH_LENGTH) std::printf("%s\n", told.error.c_str());
-    CHECK(told.tokens == toy::greedy(request.prompt, request.max_tokens));
+    CHECK(told.tokens == toy::greedy(request.prompt, request.max_tokens, kept_blocks));
   }
   check_idle(engine);
   const dhlo_engine_stats stats = engine.stats();
+  CHECK((stats.evicted_blocks > 0) == (kept_blocks > 0));
   CHECK((stats.swaps > 0) == (swap_blocks > 0) && stats.swapped_bytes == 0);
 }
 
@@ -133,6 +135,7 @@ void test_draft_model() {
     for (const dhlo::Model* model : {&same, &often, &fails}) {
       test_greedy(200, 64, 0, seed, model);
       test_greedy(9, 32, 4, seed, model);
+      test_greedy(9, 32, 4, seed, model, 0, 4);
     }
     test_greedy(30, 3, 2, seed, &often);
   }
@@ -853,6 +856,8 @@ int main(int argc, char** argv) {
     test_greedy(9, 1, 0, seed);
     test_greedy(9, 8, 0, seed, nullptr, 100);
     test_greedy(9, 64, 4, seed, nullptr, 6);
+    test_greedy(5, 64, 4, seed, nullptr, 0, 3);  // with pools of fewer tokens than a sequence has
+    test_greedy(9, 20, 4, seed, nullptr, 6, 4);
   }
   test_draft_model();
   test_draft_model_sees_prompts_in_parts();

@@ -31,6 +31,7 @@ from dhlo.model import CompiledModel
 from dhlo.serve.engine import Engine, Request
 from dhlo.serve.types import Choice, EngineOptions, FinishReason, Output, QueueFullError, SamplingParams
 from tests.conftest import ROOT
+from tests.evicting import evicting_greedy
 from tests.sequences import PAGE
 
 VOCABULARY = 96
@@ -213,6 +214,50 @@ def test_mixes(model: Any, step: CompiledModel, seed: int, blocks: int, step_tok
         assert stats.preemptions > 0 or blocks > 20
         assert (stats.swaps > 0) == (seed == 4) and stats.swapped_bytes == 0
         assert (stats.drafted_tokens > 0) == (lookup > 0) and stats.accepted_tokens <= stats.drafted_tokens
+        check_empty(engine)
+
+
+@pytest.mark.parametrize(
+    ("by", "blocks", "step_tokens", "to", "options"),
+    [
+        ("recent", 12, 24, 4, {}),
+        ("norms", 12, 64, 5, {"preemption": "swap", "swap_bytes": 20 * BLOCK_BYTES, "evict_sinks": 0, "evict_recent": 2}),
+        ("norms", 40, 50, 16, {"prompt_lookup": 5}),
+    ],
+)
+def test_eviction_inside_sequences(
+    model: Any, step: CompiledModel, by: Any, blocks: int, step_tokens: int, to: int, options: dict[str, Any]
+) -> None:
+    """Requests that are longer than the pools, some of which begin alike, say what the model says with the same blocks left out,
+    whatever is in a step with them, drafted, swapped out or computed again."""
+    rng = random.Random(to)
+    (beginning,) = prompts(rng, 100)
+    made = EngineOptions(
+        cache_bytes=blocks * BLOCK_BYTES, max_step_tokens=step_tokens, max_sequences=6, evict_to=to * PAGE, evict_by=by, **options
+    )
+    with Engine(step, made) as engine:
+        with pytest.raises(ContractError, match=r"beam_width: doesn't go with .* \(evict_to\)"):
+            engine.submit(beginning, SamplingParams(beam_width=2))
+        engine.generate([[*beginning, 1]], replace(GREEDY, max_tokens=1))
+        # The first token of the first waits until all are there.
+        there = threading.Event()
+        first = engine.submit([1], replace(GREEDY, max_tokens=1, constrain=lambda *_: there.wait(60)))
+        requests = list[tuple[list[int], Request]]()
+        for length in (1, 60, 17 * PAGE, 200, 10, 3 * PAGE, 30, 90):
+            prompt = [*rng.choice([[], beginning]), *prompts(rng, length)[0]]
+            params = replace(GREEDY, max_tokens=60, n=rng.choice((1, 3)), logprobs=None, priority=-len(requests))
+            requests.append((prompt, engine.submit(prompt, params)))
+        there.set()
+        first.result(60)
+        for prompt, request in requests:
+            for choice in request.result(60).choices:
+                assert choice.finish is FinishReason.LENGTH, choice.error
+                likely, short = evicting_greedy(model, made, prompt, choice.tokens)
+                assert max(short) < 1e-3, (choice.tokens, likely)
+        stats = engine.stats()
+        assert stats.evicted_blocks > 5 and stats.cached_tokens > 0
+        assert stats.preemptions > 0 or blocks > 20
+        assert (stats.swaps > 0) == ("swap_bytes" in options) and (stats.drafted_tokens > 0) == ("prompt_lookup" in options)
         check_empty(engine)
 
 
@@ -410,6 +455,15 @@ def test_what_is_refused(step: CompiledModel, prompt: Any, params: dict[str, Any
         ({"eos_tokens": (96,)}, "eos_tokens: a token"),
         ({"prompt_lookup": -1}, "prompt_lookup"),
         ({"max_waiting": 2**70}, "int"),
+        ({"evict_to": -16}, "evict_to is at least 1"),
+        ({"evict_to": 100}, "multiple of a block's tokens, 16, got 100"),
+        ({"evict_to": 32}, "there is a block that may go, got 32 tokens, which are 2 blocks"),
+        ({"evict_to": 64, "evict_sinks": 2**62, "evict_recent": 2**62}, "there is a block that may go"),
+        ({"evict_to": 2**62, "cache_bytes": 4 * BLOCK_BYTES}, "room for 64 tokens"),
+        ({"evict_sinks": -1}, "evict_sinks is from 0"),
+        ({"evict_recent": -1}, "evict_recent is from 0"),
+        ({"evict_by": "age"}, "evict_by is 'recent' or 'norms', got 'age'"),
+        ({"evict_to": 48, "cache_bytes": 3 * BLOCK_BYTES, "max_positions": 1}, "need 2 at least"),
     ],
 )
 def test_wrong_options(step: CompiledModel, options: dict[str, Any], message: str) -> None:

@@ -151,12 +151,20 @@ dhlo::Model model() {
   return dhlo::Model::from(descriptor, nothing, 0);
 }
 
-// What greedy decoding says behind a prompt.
-inline std::vector<int32_t> greedy(std::vector<int32_t> tokens, int64_t count) {
+// What greedy decoding says behind a prompt. `most`: so many blocks are kept, the first and the last ones (below 16); 0:
+// all are.
+inline std::vector<int32_t> greedy(std::vector<int32_t> tokens, int64_t count, int64_t most = 0) {
   const size_t prompt = tokens.size();
+  std::vector<int32_t> kept;
+  size_t taken = 0;
   for (int64_t i = 0; i < count; ++i) {
+    for (; taken < tokens.size(); ++taken) {
+      if (most > 0 && static_cast<int64_t>(kept.size()) == most * kBlock)
+        kept.erase(kept.begin() + kBlock, kept.begin() + 2 * kBlock);
+      kept.push_back(tokens[taken]);
+    }
     uint64_t hash = 1;
-    for (const int32_t token : tokens) hash = mixed(hash, static_cast<uint64_t>(token));
+    for (const int32_t token : kept) hash = mixed(hash, static_cast<uint64_t>(token));
     int32_t best = 0;
     for (int32_t v = 1; v < kNan; ++v)
       if (logit(hash, v) > logit(hash, best)) best = v;

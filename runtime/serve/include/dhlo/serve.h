@@ -86,6 +86,13 @@ typedef enum dhlo_preemption {
   DHLO_PREEMPTION_SWAP = 1 /* it is copied out of the pools, and back; computed again where swap_bytes don't suffice */
 } dhlo_preemption;
 
+/* Which blocks a sequence goes on without, of those that may go. */
+typedef enum dhlo_eviction {
+  DHLO_EVICTION_RECENT = 0, /* the oldest */
+  DHLO_EVICTION_NORMS = 1 /* those with the least mean of |V| / |K| over tokens, heads and layers (PagedEviction, arXiv
+                             2509.04377) */
+} dhlo_eviction;
+
 typedef struct dhlo_engine_options {
   uint32_t struct_bytes;
   int32_t own_thread;      /* default 1: steps run on a thread of the engine's. 0: in dhlo_engine_step */
@@ -132,6 +139,14 @@ typedef struct dhlo_engine_options {
                                             peer_timeout_ns: an engine without a thread of its own needs
                                             dhlo_engine_step as often. NULL: none, and such steps are refused */
   int64_t peer_timeout_ns;               /* so long an operation with them takes at most; 0: a minute */
+  int64_t evict_to; /* tokens of a sequence whose keys and values are kept at most, a multiple of a block's: a sequence
+                       that comes to so many goes on without a block, within a prompt without an eighth of them, and
+                       what it says is no longer the model's own. Refused for models in which what tokens see follows
+                       from positions (windows, ALiBi), and for those with states. 0, the default: all are kept */
+  int64_t evict_sinks;  /* blocks at a sequence's beginning that stay; default 1 */
+  int64_t evict_recent; /* at its end; default 1 */
+  int32_t evict_by;     /* a dhlo_eviction; default DHLO_EVICTION_RECENT */
+  int32_t reserved3;
 } dhlo_engine_options;
 
 DHLO_API void dhlo_engine_options_init(dhlo_engine_options* options);
@@ -290,9 +305,10 @@ typedef struct dhlo_engine_stats {
   int64_t draft_steps;                       /* of the draft model */
   int64_t draft_failures;                    /* of them; their choices go on without drafts of it */
   int64_t draft_ns;                          /* spent in it; of neither step_ns nor host_ns */
-  dhlo_tier_stats store; /* zeros without cache_store; bytes and blocks are those that were put there */
-  int64_t swaps;         /* of preemptions, those that were swapped out */
-  int64_t swapped_bytes; /* that they take now */
+  dhlo_tier_stats store;  /* zeros without cache_store; bytes and blocks are those that were put there */
+  int64_t swaps;          /* of preemptions, those that were swapped out */
+  int64_t swapped_bytes;  /* that they take now */
+  int64_t evicted_blocks; /* that sequences went on without */
 } dhlo_engine_stats;
 /* As of the last step. */
 DHLO_API dhlo_status dhlo_engine_get_stats(const dhlo_engine* engine, dhlo_engine_stats* out);

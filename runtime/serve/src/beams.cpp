@@ -162,7 +162,7 @@ void Engine::schedule_beams(Request& request) {
   for (Choice& choice : request.choices) {
     if (!choice.sequence) continue;
     if (make_room(choice, choice.size())) {
-      add_item(choice, choice.size(), 0, 0, false);
+      add_item(choice, choice.size(), 0, {});
       continue;
     }
     for (Choice& each : request.choices)

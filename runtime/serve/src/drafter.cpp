@@ -50,15 +50,11 @@ Drafter::Drafter(dhlo_model* model, const Step& target, const DrafterOptions& op
 
 void Drafter::draft(std::vector<Draft>& drafts) {
   see(drafts);
-  bool single = std::all_of(rows_.begin(), rows_.end(), [](const Row& row) {
-    return row.row >= 0 && row.end - row.draft->choice->draft.computed < 3;
-  });
   while (!rows_.empty()) {
     const int64_t begin = now_ns(), tokens = step_.tokens();
     if (!run()) return;
     take();
-    if (single) cost_.learn(tokens, now_ns() - begin);
-    single = true;
+    cost_.learn(tokens, now_ns() - begin);
     step_.clear();
     // Who wants more goes on with what was drawn.
     rows_.erase(std::remove_if(rows_.begin(), rows_.end(),

@@ -43,9 +43,15 @@ class Drafter {
   void verified(Choice& choice, int64_t size, int64_t made, int64_t accepted);
   // Positions behind which nothing is drafted.
   int64_t max_positions() const { return max_positions_; }
-  // What drafting a token for each of so many sequences takes, as a part of a step of the target's.
-  double price(int64_t sequences, const StepCost& target) const {
-    return cost_.known() && target.known() ? cost_.of(sequences) / target.of(sequences) : kGuess;
+  // What so many drafts take that one of so many sequences has a share in, as a part of a step of the target's.
+  double cost(int64_t sequences, int64_t drafts, const StepCost& target) const {
+    const double step = cost_.known() && target.known() ? cost_.of(sequences) / target.of(sequences) : kGuess;
+    return step * static_cast<double>(drafts) / static_cast<double>(sequences);
+  }
+  // The same of so many tokens that it hasn't seen, beside the last one.
+  double cost_of_seeing(int64_t sequences, int64_t tokens, const StepCost& target) const {
+    if (!cost_.known() || !target.known()) return kGuess * static_cast<double>(tokens) / kTokensGuess;
+    return cost_.of(sequences) * cost_.of_more(sequences, tokens) / target.of(sequences);
   }
   int64_t steps() const { return steps_; }
   int64_t failures() const { return failures_; }
@@ -53,7 +59,7 @@ class Drafter {
   void cancel() { step_.cancel(); }
 
  private:
-  static constexpr double kGuess = 0.125;
+  static constexpr double kGuess = 0.125, kTokensGuess = 64;
   struct Row {
     Draft* draft;
     int64_t end;  // tokens of the choice that are computed with this step

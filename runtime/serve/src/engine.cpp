@@ -288,6 +288,7 @@ void Engine::order_items() {
 
 // Runs the step that is scheduled. Not under the lock: requests come and are cancelled meanwhile.
 void Engine::compute() {
+  const int64_t drafting = now_ns();
   make_drafts();
   const int64_t begin = now_ns();
   step_.clear();
@@ -312,6 +313,7 @@ void Engine::compute() {
   bool prompts = false;
   for (const Item& item : items_) prompts |= item.end - item.first > 1;
   take_results();
+  settle_drafts(now_ns() - ready + begin - drafting, prompts);
   if (!prompts) cost_.learn(step_.tokens(), now_ns() - ready);  // sampling is of it
 }
 
@@ -327,7 +329,7 @@ void Engine::fail_step() {
 // Tokens from logits; then blocks become known to the cache, and choices end.
 void Engine::take_results() {
   done_.clear();
-  for (const Item& item : items_) {
+  for (Item& item : items_) {
     Choice& choice = *item.choice;
     const bool begins = !choice.request->forked && item.row >= 0;
     if (item.end - item.first > 1 || begins) counts_.prompt_tokens += item.end - item.first;

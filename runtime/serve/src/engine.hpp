@@ -68,6 +68,15 @@ class Engine {
     int64_t drafts_at, drafts;
     int64_t row;    // of the first logits; -1: a part of a prompt without its end
     bool by_model;  // the drafts are, or are to be, those of the draft model
+    size_t kind;    // of the lookup's
+    double cost;    // of the drafts, expected: a part of the step without them
+    int64_t accepted;
+  };
+  struct DraftPlan {
+    int64_t length = 0;
+    double speed = 1, cost = 0;
+    size_t kind = 0;
+    bool by_model = false;
   };
   using Waiting = std::set<Choice*, Earlier>;
 
@@ -84,8 +93,9 @@ class Engine {
   void note_cache(dhlo_engine_stats& stats) const;
 
   // tokens.cpp: what becomes of logits.
-  void take_rows(const Item& item);
-  void note_drafts(const Item& item, int64_t accepted);
+  void take_rows(Item& item);
+  void note_drafts(Item& item, int64_t accepted);
+  void settle_drafts(int64_t ns, bool prompts);
   void fork(Request& request, const void* row);
   bool extend(Choice& choice, const void* row);
   bool draw(Choice& choice, const void* row);
@@ -116,8 +126,10 @@ class Engine {
   void schedule();
   void schedule_decodes();
   void schedule_prompts();
-  int64_t plan_drafts(Choice& choice, int64_t slack, int64_t decoding, bool& by_model);
-  void add_item(Choice& choice, int64_t tokens, int64_t drafts_at, int64_t drafts, bool by_model);
+  DraftPlan plan_drafts(Choice& choice, int64_t slack);
+  DraftPlan plan_lookup(Choice& choice, int64_t most, PromptLookup::Match match);
+  DraftPlan plan_model(Choice& choice, int64_t most);
+  void add_item(Choice& choice, int64_t tokens, int64_t drafts_at, const DraftPlan& drafts);
   void drop_item(Choice& choice);
   bool admit(Choice& choice);
   void fetch(Choice& choice);
@@ -158,7 +170,9 @@ class Engine {
   Populator populator_;
   std::unique_ptr<Drafter> drafter_;  // null: none
   std::vector<Draft> wanted_;         // of it, in the step in work
-  DraftRates lookup_rates_, model_rates_;
+  std::array<DraftRates, PromptLookup::kKinds> lookup_rates_;
+  DraftRates model_rates_;
+  DraftAccount lookup_account_, model_account_;
   std::unique_ptr<Sampler> sampler_;
   std::vector<Choice*> running_;  // that hold blocks, in order
   std::vector<Item> items_;       // of the step in work
@@ -170,6 +184,7 @@ class Engine {
   int64_t late_fetch_ = 0;     // the last that took too long
   int64_t fetching_ = 0;       // there is nothing to compute before this fetch has brought what it brings
   int64_t budget_ = 0;         // tokens that the step has room for
+  int64_t decoding_ = 0;       // choices that decode in it
   StepCost cost_;
   Choice* blocked_ = nullptr;  // who waits first, and found too little room
   int64_t blocked_free_ = 0;   // with so many free blocks

@@ -58,7 +58,7 @@ struct Choice {
   TokenCounts counts;      // if penalties are asked for
   StopState stops;         // if there are stop strings
   PromptLookup lookup;     // if drafts are made by it
-  DraftLength lookup_length;
+  std::array<DraftLength, PromptLookup::kKinds> lookup_lengths;
   DraftState draft;
   // Log-probabilities of tokens that aren't given yet.
   std::vector<float> logprobs, top_logprobs;

@@ -55,9 +55,9 @@ void Engine::schedule() {
 }
 
 void Engine::schedule_decodes() {
-  const auto decoding = static_cast<int64_t>(
+  decoding_ = static_cast<int64_t>(
       std::count_if(running_.begin(), running_.end(), [](const Choice* choice) { return choice->decodes(); }));
-  int64_t slack = budget_ - decoding;             // for drafts
+  int64_t slack = budget_ - decoding_;            // for drafts
   for (size_t i = 0; i < running_.size(); ++i) {  // choices that give up their blocks are taken from the end
     Choice& choice = *running_[i];
     if (choice.request->search != nullptr) {
@@ -66,33 +66,70 @@ void Engine::schedule_decodes() {
     }
     if (!choice.decodes()) continue;
     const auto at = static_cast<int64_t>(drafts_.size());
-    bool by_model = false;
-    int64_t drafts = plan_drafts(choice, std::min(slack, evict(choice) - 1), decoding, by_model);
-    if (drafts > 0 && !cache_->reserve(*choice.sequence, choice.size() + drafts)) drafts = 0;
-    if (drafts == 0) drafts_.resize(static_cast<size_t>(at));
-    if (drafts == 0 && !make_room(choice, choice.size())) continue;
-    slack -= drafts;
-    add_item(choice, choice.size(), at, drafts, by_model && drafts > 0);
+    DraftPlan plan = plan_drafts(choice, std::min(slack, evict(choice) - 1));
+    if (plan.length > 0 && !cache_->reserve(*choice.sequence, choice.size() + plan.length)) plan = {};
+    if (plan.length == 0) drafts_.resize(static_cast<size_t>(at));
+    if (plan.length == 0 && !make_room(choice, choice.size())) continue;
+    slack -= plan.length;
+    (plan.by_model ? model_account_ : lookup_account_).plan(plan.cost);
+    add_item(choice, choice.size(), at, plan);
   }
 }
 
-// Appends drafts of the lookup, or room for some of the draft model's: whichever are more often accepted. Returns how
-// many.
-int64_t Engine::plan_drafts(Choice& choice, int64_t slack, int64_t decoding, bool& by_model) {
-  if (!choice.request->speculate || !choice.request->forked) return 0;  // choices share no more than the prompt
+// Appends drafts of the lookup, or room for some of the draft model's: of those that give most for their time.
+Engine::DraftPlan Engine::plan_drafts(Choice& choice, int64_t slack) {
+  if (!choice.request->speculate || !choice.request->forked) return {};  // choices share no more than the prompt
   const int64_t most = std::min(slack, choice.request->max_size - choice.size() - 1);
-  const bool has_model = drafter_ != nullptr && !choice.draft.failed;
-  const double price = cost_.of_one_more(decoding);
-  if (prompt_lookup_ > 0 && (!has_model || choice.lookup_length.rate() >= choice.draft.length.rate())) {
-    const int64_t length = choice.lookup_length.next(std::min(most, prompt_lookup_), price);
-    if (const int64_t found = choice.lookup.draft(choice.tokens, length, drafts_); found > 0) return found;
+  if (most < 1) return {};
+  const PromptLookup::Match match = prompt_lookup_ > 0 ? choice.lookup.find(choice.tokens) : PromptLookup::Match();
+  DraftPlan best = plan_lookup(choice, most, match);
+  if (const DraftPlan other = plan_model(choice, most);
+      other.length > 0 && (best.length == 0 || other.speed > best.speed))
+    best = other;
+  if (best.by_model) {
+    drafts_.resize(drafts_.size() + static_cast<size_t>(best.length));
+  } else if (best.length > 0) {
+    const auto from = choice.tokens.begin() + static_cast<std::ptrdiff_t>(match.from);
+    drafts_.insert(drafts_.end(), from, from + best.length);
   }
-  if (!has_model) return 0;
-  by_model = true;
-  const int64_t room = std::min({most, draft_tokens_, drafter_->max_positions() - choice.size()});
-  const int64_t length = choice.draft.length.next(room, price + drafter_->price(decoding, cost_));
-  drafts_.resize(drafts_.size() + static_cast<size_t>(length));
-  return length;
+  return best;
+}
+
+Engine::DraftPlan Engine::plan_lookup(Choice& choice, int64_t most, PromptLookup::Match match) {
+  if (match.from == 0) return {};
+  DraftLength& length = choice.lookup_lengths[match.kind];
+  const double times = lookup_account_.times();
+  auto cost = [&](int64_t drafts) { return times * cost_.of_more(decoding_, drafts); };
+  auto [drafts, speed] = length.best(std::min({most, prompt_lookup_, choice.size() - static_cast<int64_t>(match.from)}),
+                                     [&](int64_t n) { return 1 + cost(n) * static_cast<double>(decoding_); });
+  if (drafts == 0 && length.tries()) drafts = 1;
+  if (drafts == 0 || !lookup_account_.affords(cost(drafts), cost_.of(decoding_))) return {};
+  return {drafts, speed, cost(drafts) / times, match.kind, false};
+}
+
+// What the draft model hasn't seen yet costs something once, and is of use for all tokens that are left to say.
+Engine::DraftPlan Engine::plan_model(Choice& choice, int64_t most) {
+  if (drafter_ == nullptr || choice.draft.failed) return {};
+  DraftLength& length = choice.draft.length;
+  const double times = model_account_.times();
+  const int64_t unseen = choice.size() - choice.draft.computed - 1;
+  const double seeing = drafter_->cost_of_seeing(decoding_, unseen, cost_);
+  const auto left = static_cast<double>(choice.request->max_size - choice.size());
+  auto cost = [&](int64_t drafts) {
+    return times * (cost_.of_more(decoding_, drafts) + drafter_->cost(decoding_, drafts, cost_));
+  };
+  auto [drafts, speed] =
+      length.best(std::min({most, draft_tokens_, drafter_->max_positions() - choice.size()}), [&](int64_t n) {
+        const double part = std::min(1., static_cast<double>(n + 1) / left);
+        return 1 + (cost(n) + times * seeing * part) * static_cast<double>(decoding_);
+      });
+  // What it sees is worth its time where drafts are known to be accepted.
+  const bool pays = drafts > 0 && model_rates_.known(choice.request->rules.greedy());
+  if (drafts == 0 && length.tries()) drafts = 1;
+  if (drafts == 0) return {};
+  if (!model_account_.affords(cost(drafts) + (pays ? 0 : times * seeing), cost_.of(decoding_))) return {};
+  const double seen = drafter_->cost_of_seeing(decoding_, std::min(unseen, max_step_tokens_), cost_);
+  return {drafts, speed, cost(drafts) / times + seen, 0, true};
 }
 
 void Engine::schedule_prompts() {
@@ -110,15 +147,16 @@ void Engine::schedule_prompts() {
     }
     if (next == nullptr) return;
     const int64_t end = std::min(next->goal(), next->computed + std::min(budget_, evict(*next)));
-    if (make_room(*next, end)) add_item(*next, end, 0, 0, false);
+    if (make_room(*next, end)) add_item(*next, end, 0, {});
     ++i;
   }
 }
 
-void Engine::add_item(Choice& choice, int64_t end, int64_t drafts_at, int64_t drafts, bool by_model) {
+void Engine::add_item(Choice& choice, int64_t end, int64_t drafts_at, const DraftPlan& drafts) {
   choice.scheduled = true;
-  items_.push_back({&choice, choice.computed, end, drafts_at, drafts, -1, by_model});
-  budget_ -= end - choice.computed + drafts;
+  items_.push_back(
+      {&choice, choice.computed, end, drafts_at, drafts.length, -1, drafts.by_model, drafts.kind, drafts.cost, 0});
+  budget_ -= end - choice.computed + drafts.length;
 }
 
 // Takes the choice out of the step again, if it is in it.
@@ -170,7 +208,8 @@ bool Engine::admit(Choice& choice) {
   if (!request.begun) {
     request.begun = true;
     for (Choice& each : request.choices) {
-      each.lookup_length.start(lookup_rates_.of(request.rules.greedy()));
+      for (size_t kind = 0; kind < PromptLookup::kKinds; ++kind)
+        each.lookup_lengths[kind].start(lookup_rates_[kind].of(request.rules.greedy()));
       each.draft.length.start(model_rates_.of(request.rules.greedy()));
     }
     request.cached_tokens = cached;

@@ -9,7 +9,7 @@ namespace dhlo::serve {
 
 // Tokens of a choice: one, and one more for each draft that turns out to be what is drawn anyway. So drafts change
 // nothing of what a choice says: a draft is right as often as it would have been drawn.
-void Engine::take_rows(const Item& item) {
+void Engine::take_rows(Item& item) {
   Choice& choice = *item.choice;
   const int32_t* drafts = drafts_.data() + item.drafts_at;
   int64_t accepted = 0;
@@ -22,16 +22,34 @@ void Engine::take_rows(const Item& item) {
 }
 
 // So many of the item's drafts were right.
-void Engine::note_drafts(const Item& item, int64_t accepted) {
+void Engine::note_drafts(Item& item, int64_t accepted) {
   Choice& choice = *item.choice;
-  DraftLength& length = item.by_model ? choice.draft.length : choice.lookup_length;
+  DraftLength& length = item.by_model ? choice.draft.length : choice.lookup_lengths[item.kind];
+  DraftRates& rates = item.by_model ? model_rates_ : lookup_rates_[item.kind];
   length.learn(item.drafts, accepted);
-  (item.by_model ? model_rates_ : lookup_rates_).learn(choice.request->rules.greedy(), item.drafts, accepted);
+  rates.learn(choice.request->rules.greedy(), item.drafts, accepted);
   if (item.by_model) drafter_->verified(choice, item.end, item.drafts, accepted);
+  item.accepted = accepted;
   ++counts_.drafts;
   counts_.drafted_tokens += item.drafts;
   counts_.accepted_tokens += accepted;
   for (int64_t i = 0; i < std::min<int64_t>(accepted, DHLO_DRAFT_POSITIONS); ++i) ++counts_.accepted_at[i];
+}
+
+// What drafts of a step cost that has taken so long, and what they have saved.
+void Engine::settle_drafts(int64_t ns, bool prompts) {
+  constexpr double kLeast = 0.25, kMost = 4;  // of what is expected; more is something else's
+  for (DraftAccount* account : {&lookup_account_, &model_account_}) account->step();
+  double expected = 0;
+  for (const Item& item : items_) expected += item.cost;
+  if (expected <= 0) return;
+  const double step_ns = cost_.of(decoding_), more = static_cast<double>(ns) / step_ns - 1;
+  for (const Item& item : items_) {
+    DraftAccount& account = item.by_model ? model_account_ : lookup_account_;
+    const double times = prompts || !cost_.known() ? account.times() : std::clamp(more / expected, kLeast, kMost);
+    const double gain = static_cast<double>(item.accepted) / static_cast<double>(decoding_);
+    if (item.cost > 0) account.settle(item.cost, times, gain, step_ns);
+  }
 }
 
 // The prompt is computed: from here on the request's choices differ.

@@ -171,7 +171,8 @@ def test_what_a_file_says_of_its_pools(windowed: tuple[Any, CompiledModel]) -> N
     one = {role: names[paging[role]] for role in ("positions", "starts", "lengths")}
     assert one == {"positions": "positions", "starts": "starts", "lengths": "lengths"}
     assert [names[k] for k in (*paging["slots"], *paging["tables"])] == ["slots", "tables"]
-    assert {(names[k], g) for k, g in paging["pools"]} == {(f"{kind}[{i}]", 0) for kind in ("keys", "values") for i in range(2)}
+    pools = [(names[k], g, names[paging["pools"][keys][0]] if keys >= 0 else "", scales) for k, g, keys, scales in paging["pools"]]
+    assert set(pools) == {p for i in range(2) for p in ((f"keys[{i}]", 0, "", -1), (f"values[{i}]", 0, f"keys[{i}]", -1))}
 
 
 def test_planning(windowed: tuple[Any, CompiledModel]) -> None:

@@ -1,5 +1,6 @@
-// Loops over rows of logits. Each is written once, over vectors that the compiler splits as the target needs, and
-// inlined into a function for each instruction set.
+// Loops over rows of logits. Each is written once, over as many of the target's vectors as hold kLanes numbers, and
+// inlined into a function for each instruction set. (Compilers take apart vectors that a target doesn't have, number by
+// number.) Sums are the same on all: each of the kLanes has its own.
 #include "lanes.hpp"
 
 #include <cstring>
@@ -14,10 +15,24 @@
 namespace dhlo::serve {
 namespace {
 
-using Floats = float __attribute__((vector_size(kLanes * sizeof(float))));
-using Doubles = double __attribute__((vector_size(kLanes * sizeof(double))));
-using Ints = int32_t __attribute__((vector_size(kLanes * sizeof(int32_t))));
-using Halves = uint16_t __attribute__((vector_size(kLanes * sizeof(uint16_t))));
+// Of W numbers, by what the target's vectors hold. (GCC takes no dependent sizes of vectors of integers.)
+template <int64_t W>
+struct Vectors;
+#define DHLO_VECTORS(W)                                            \
+  template <>                                                      \
+  struct Vectors<W> {                                              \
+    using Floats = float __attribute__((vector_size(4 * (W))));    \
+    using Ints = int32_t __attribute__((vector_size(4 * (W))));    \
+    using Halves = uint16_t __attribute__((vector_size(2 * (W)))); \
+  };
+DHLO_VECTORS(4)
+DHLO_VECTORS(8)
+DHLO_VECTORS(16)
+#undef DHLO_VECTORS
+template <int64_t W>
+using Floats = typename Vectors<W>::Floats;
+template <int64_t W>
+using Ints = typename Vectors<W>::Ints;
 
 #define DHLO_INLINE inline __attribute__((always_inline))
 
@@ -27,93 +42,111 @@ DHLO_INLINE void load(const T* from, Vector& to) {
   std::memcpy(&to, from, sizeof to);
 }
 
-DHLO_INLINE float sum_of(const Floats& v) {
+template <int64_t W>
+DHLO_INLINE float sum_of(const Floats<W>* parts) {
   float sum = 0;
-  for (int64_t i = 0; i < kLanes; ++i) sum += v[i];
+  for (int64_t p = 0; p < kLanes / W; ++p)
+    for (int64_t i = 0; i < W; ++i) sum += parts[p][i];
   return sum;
 }
 
+template <int64_t W>
 DHLO_INLINE Peak peak_of(const float* x, int64_t n) {
-  Floats most = Floats{} - std::numeric_limits<float>::infinity();
-  Ints nan{};
+  constexpr int64_t P = kLanes / W;
+  Floats<W> most[P];
+  Ints<W> nan[P]{};
+  for (Floats<W>& m : most) m = Floats<W>{} - std::numeric_limits<float>::infinity();
   for (int64_t i = 0; i < n; i += kLanes) {
-    Floats v;
-    load(x + i, v);
-    nan |= v != v;
-    most = v > most ? v : most;
+    for (int64_t p = 0; p < P; ++p) {
+      Floats<W> v;
+      load(x + i + p * W, v);
+      nan[p] |= v != v;
+      most[p] = v > most[p] ? v : most[p];
+    }
   }
   Peak peak{-std::numeric_limits<float>::infinity(), false};
   for (int64_t i = 0; i < kLanes; ++i) {
-    peak.nan |= nan[i] != 0;
-    if (most[i] > peak.value) peak.value = most[i];
+    peak.nan |= nan[i / W][i % W] != 0;
+    if (most[i / W][i % W] > peak.value) peak.value = most[i / W][i % W];
   }
   return peak;
 }
 
+template <int64_t W>
 DHLO_INLINE int64_t maxima_of(const float* x, int64_t n, float* to) {
   int64_t count = 0;
   for (int64_t begin = 0; begin < n; begin += kPart * kLanes, count += kLanes) {
     const int64_t end = begin + kPart * kLanes < n ? begin + kPart * kLanes : n;
-    Floats most;
-    load(x + begin, most);
-    for (int64_t i = begin + kLanes; i < end; i += kLanes) {
-      Floats v;
-      load(x + i, v);
-      most = v > most ? v : most;
+    for (int64_t p = 0; p < kLanes; p += W) {
+      Floats<W> most;
+      load(x + begin + p, most);
+      for (int64_t i = begin + kLanes; i < end; i += kLanes) {
+        Floats<W> v;
+        load(x + i + p, v);
+        most = v > most ? v : most;
+      }
+      std::memcpy(to + count + p, &most, sizeof most);
     }
-    std::memcpy(to + count, &most, sizeof most);
   }
   return count;
 }
 
 // exp of numbers up to 0, with errors below 2 units of the last place; 0 below -87.3.
-DHLO_INLINE void exp_of(Floats& v) {
-  const Floats least = Floats{} - 87.3f, round = Floats{} + 12582912.f;  // adding it leaves an integer
-  const Ints seen = v >= least;
-  const Floats x = seen ? v : least;
-  const Floats n = (x * 1.44269504088896341f + round) - round;
-  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+template <int64_t W>
+DHLO_INLINE void exp_of(Floats<W>& v) {
+  const Floats<W> least = Floats<W>{} - 87.3f, round = Floats<W>{} + 12582912.f;  // adding it leaves an integer
+  const Ints<W> seen = v >= least;
+  const Floats<W> x = seen ? v : least;
+  const Floats<W> n = (x * 1.44269504088896341f + round) - round;
+  const Floats<W> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Floats<W> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.f;
-  const Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
-  Floats power;
+  const Ints<W> exponent = (__builtin_convertvector(n, Ints<W>) + 127) << 23;
+  Floats<W> power;
   std::memcpy(&power, &exponent, sizeof power);
-  v = seen ? p * power : Floats{};
+  v = seen ? p * power : Floats<W>{};
 }
 
+template <int64_t W>
 DHLO_INLINE void weights_of(const float* x, int64_t n, float peak, float temperature, float* w, float* sums) {
   for (int64_t block = 0; block < n; block += kBlock) {
     const int64_t end = block + kBlock < n ? block + kBlock : n;
-    Floats sum{};
+    Floats<W> sum[kLanes / W]{};
     for (int64_t i = block; i < end; i += kLanes) {
-      Floats v;
-      load(x + i, v);
-      v = (v - peak) / temperature;
-      exp_of(v);
-      sum += v;
-      std::memcpy(w + i, &v, sizeof v);
+      for (int64_t p = 0; p < kLanes / W; ++p) {
+        Floats<W> v;
+        load(x + i + p * W, v);
+        v = (v - peak) / temperature;
+        exp_of<W>(v);
+        sum[p] += v;
+        std::memcpy(w + i + p * W, &v, sizeof v);
+      }
     }
-    sums[block / kBlock] = sum_of(sum);
+    sums[block / kBlock] = sum_of<W>(sum);
   }
 }
 
-template <bool kWeighed>
+// Blocks are summed as floats, these as doubles.
+template <int64_t W, bool kWeighed>
 DHLO_INLINE void masses_by(const float* x, const float* w, int64_t n, const float* least, double* masses) {
-  Doubles all[kWays]{};
+  double all[kWays][kLanes]{};
   for (int64_t block = 0; block < n; block += kBlock) {
     const int64_t end = block + kBlock < n ? block + kBlock : n;
-    Floats sums[kWays]{};
-    for (int64_t i = block; i < end; i += kLanes) {
-      Floats v, weight = Floats{} + 1.f;
-      load(x + i, v);
-      if (kWeighed) load(w + i, weight);
-      for (int64_t k = 0; k < kWays; ++k) sums[k] += v >= least[k] ? weight : Floats{};
+    for (int64_t p = 0; p < kLanes; p += W) {
+      Floats<W> sums[kWays]{};
+      for (int64_t i = block + p; i < end; i += kLanes) {
+        Floats<W> v, weight = Floats<W>{} + 1.f;
+        load(x + i, v);
+        if (kWeighed) load(w + i, weight);
+        for (int64_t k = 0; k < kWays; ++k) sums[k] += v >= least[k] ? weight : Floats<W>{};
+      }
+      for (int64_t k = 0; k < kWays; ++k)
+        for (int64_t i = 0; i < W; ++i) all[k][p + i] += double{sums[k][i]};
     }
-    for (int64_t k = 0; k < kWays; ++k) all[k] += __builtin_convertvector(sums[k], Doubles);
   }
   for (int64_t k = 0; k < kWays; ++k) {
     masses[k] = 0;
@@ -121,8 +154,9 @@ DHLO_INLINE void masses_by(const float* x, const float* w, int64_t n, const floa
   }
 }
 
+template <int64_t W>
 DHLO_INLINE void masses_of(const float* x, const float* w, int64_t n, const float* least, double* masses) {
-  w != nullptr ? masses_by<true>(x, w, n, least, masses) : masses_by<false>(x, w, n, least, masses);
+  w != nullptr ? masses_by<W, true>(x, w, n, least, masses) : masses_by<W, false>(x, w, n, least, masses);
 }
 
 DHLO_INLINE int64_t select_of(const float* x, int64_t n, float least, float below, int32_t* to) {
@@ -134,48 +168,53 @@ DHLO_INLINE int64_t select_of(const float* x, int64_t n, float least, float belo
   return count;
 }
 
+template <int64_t W>
 DHLO_INLINE int64_t drop_of(const float* x, int64_t n, float least, float* w, float* sums) {
   int64_t equal = 0;
   for (int64_t block = 0; block < n; block += kBlock) {
     const int64_t end = block + kBlock < n ? block + kBlock : n;
-    Floats sum{};
-    Ints count{};
+    Floats<W> sum[kLanes / W]{};
+    Ints<W> count{};
     for (int64_t i = block; i < end; i += kLanes) {
-      Floats v, weight;
-      load(x + i, v);
-      load(w + i, weight);
-      count -= v == least;
-      weight = v >= least ? weight : Floats{};
-      sum += weight;
-      std::memcpy(w + i, &weight, sizeof weight);
+      for (int64_t p = 0; p < kLanes / W; ++p) {
+        Floats<W> v, weight;
+        load(x + i + p * W, v);
+        load(w + i + p * W, weight);
+        count -= v == least;
+        weight = v >= least ? weight : Floats<W>{};
+        sum[p] += weight;
+        std::memcpy(w + i + p * W, &weight, sizeof weight);
+      }
     }
-    sums[block / kBlock] = sum_of(sum);
-    for (int64_t i = 0; i < kLanes; ++i) equal += count[i];
+    sums[block / kBlock] = sum_of<W>(sum);
+    for (int64_t i = 0; i < W; ++i) equal += count[i];
   }
   return equal;
 }
 
+template <int64_t W>
 DHLO_INLINE void widen_bf16_of(const uint16_t* from, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    Halves bits;
+  for (int64_t i = 0; i < n; i += W) {
+    typename Vectors<W>::Halves bits;
     load(from + i, bits);
-    const Ints wide = __builtin_convertvector(bits, Ints) << 16;
+    const Ints<W> wide = __builtin_convertvector(bits, Ints<W>) << 16;
     std::memcpy(to + i, &wide, sizeof wide);
   }
 }
 
 // Exponents are moved by multiplying, which is right for subnormals, too; those of infinities and NaN are set.
+template <int64_t W>
 DHLO_INLINE void widen_f16_of(const uint16_t* from, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    Halves bits;
+  for (int64_t i = 0; i < n; i += W) {
+    typename Vectors<W>::Halves bits;
     load(from + i, bits);
-    const Ints word = __builtin_convertvector(bits, Ints), magnitude = (word & 0x7fff) << 13;
-    Floats value;
+    const Ints<W> word = __builtin_convertvector(bits, Ints<W>), magnitude = (word & 0x7fff) << 13;
+    Floats<W> value;
     std::memcpy(&value, &magnitude, sizeof value);
     value *= 0x1p112f;
-    Ints wide;
+    Ints<W> wide;
     std::memcpy(&wide, &value, sizeof wide);
-    const Ints special = (word & 0x7c00) == 0x7c00;
+    const Ints<W> special = (word & 0x7c00) == 0x7c00;
     wide = (special ? (magnitude | 0x7f800000) : wide) | (word & 0x8000) << 16;
     std::memcpy(to + i, &wide, sizeof wide);
   }
@@ -214,48 +253,52 @@ DHLO_AVX512 int64_t select_avx512(const float* x, int64_t n, float least, float 
 }
 #endif
 
-#define DHLO_LANES(name, target, select)                                                                 \
+#define DHLO_LANES(name, target, select, W)                                                              \
   namespace name {                                                                                       \
-  target Peak peak(const float* x, int64_t n) { return peak_of(x, n); }                                  \
-  target int64_t maxima(const float* x, int64_t n, float* to) { return maxima_of(x, n, to); }            \
+  target Peak peak(const float* x, int64_t n) { return peak_of<W>(x, n); }                               \
+  target int64_t maxima(const float* x, int64_t n, float* to) { return maxima_of<W>(x, n, to); }         \
   target void weights(const float* x, int64_t n, float peak, float temperature, float* w, float* sums) { \
-    weights_of(x, n, peak, temperature, w, sums);                                                        \
+    weights_of<W>(x, n, peak, temperature, w, sums);                                                     \
   }                                                                                                      \
   target void masses(const float* x, const float* w, int64_t n, const float* least, double* masses) {    \
-    masses_of(x, w, n, least, masses);                                                                   \
+    masses_of<W>(x, w, n, least, masses);                                                                \
   }                                                                                                      \
   target int64_t drop(const float* x, int64_t n, float least, float* w, float* sums) {                   \
-    return drop_of(x, n, least, w, sums);                                                                \
+    return drop_of<W>(x, n, least, w, sums);                                                             \
   }                                                                                                      \
-  target void widen_bf16(const uint16_t* from, int64_t n, float* to) { widen_bf16_of(from, n, to); }     \
-  target void widen_f16(const uint16_t* from, int64_t n, float* to) { widen_f16_of(from, n, to); }       \
+  target void widen_bf16(const uint16_t* from, int64_t n, float* to) { widen_bf16_of<W>(from, n, to); }  \
+  target void widen_f16(const uint16_t* from, int64_t n, float* to) { widen_f16_of<W>(from, n, to); }    \
   const Lanes all{peak, maxima, weights, masses, select, drop, widen_bf16, widen_f16};                   \
   }
 
-DHLO_LANES(baseline, , select_of)
+DHLO_LANES(baseline, , select_of, 4)
 #if defined(__x86_64__)
-DHLO_LANES(avx2, DHLO_AVX2, select_avx2)
-DHLO_LANES(avx512, DHLO_AVX512, select_avx512)
+DHLO_LANES(avx2, DHLO_AVX2, select_avx2, 8)
+DHLO_LANES(avx512, DHLO_AVX512, select_avx512, 16)
 #endif
 #undef DHLO_LANES
 #undef DHLO_AVX2
 #undef DHLO_AVX512
 
-const Lanes& choose() {
+struct Found {
+  const Lanes* lanes[3] = {&baseline::all};
+  size_t count = 1;
+  Found() {
 #if defined(__x86_64__)
-  if (dhlo_cpu_supports("avx512f") != 0 && dhlo_cpu_supports("avx512bw") != 0 && dhlo_cpu_supports("avx512dq") != 0 &&
-      dhlo_cpu_supports("avx512vl") != 0)
-    return avx512::all;
-  if (dhlo_cpu_supports("avx2") != 0 && dhlo_cpu_supports("fma") != 0) return avx2::all;
+    if (dhlo_cpu_supports("avx2") == 0 || dhlo_cpu_supports("fma") == 0) return;
+    lanes[count++] = &avx2::all;
+    if (dhlo_cpu_supports("avx512f") != 0 && dhlo_cpu_supports("avx512bw") != 0 && dhlo_cpu_supports("avx512dq") != 0 &&
+        dhlo_cpu_supports("avx512vl") != 0)
+      lanes[count++] = &avx512::all;
 #endif
-  return baseline::all;
-}
+  }
+};
 
 }  // namespace
 
-const Lanes& lanes() {
-  static const Lanes& chosen = choose();
-  return chosen;
+Span<const Lanes* const> all_lanes() {
+  static const Found found;
+  return {found.lanes, found.count};
 }
 
 }  // namespace dhlo::serve

@@ -1,7 +1,9 @@
-// Loops over rows of logits, in vectors of 16 floats, compiled for several instruction sets and chosen where they run.
+// Loops over rows of logits, 16 floats at a time, compiled for several instruction sets and chosen where they run.
 #pragma once
 
 #include <cstdint>
+
+#include "span.hpp"
 
 namespace dhlo::serve {
 
@@ -32,7 +34,11 @@ struct Lanes {
   void (*widen_f16)(const uint16_t* from, int64_t n, float* to);
 };
 
-// The best that this machine runs.
-const Lanes& lanes();
+// Those that this machine runs, the best last.
+Span<const Lanes* const> all_lanes();
+inline const Lanes& lanes() {
+  const Span<const Lanes* const> all = all_lanes();
+  return *all[all.size() - 1];
+}
 
 }  // namespace dhlo::serve

@@ -21,8 +21,8 @@ constexpr double kLeastTemperature = 1e-5;  // below, differences of logits say 
 
 }  // namespace
 
-Sampler::Sampler(int64_t vocabulary, int32_t dtype)
-    : vocabulary_(vocabulary), padded_((vocabulary + kLanes - 1) / kLanes * kLanes), dtype_(dtype) {
+Sampler::Sampler(int64_t vocabulary, int32_t dtype, const Lanes& by)
+    : lanes_(by), vocabulary_(vocabulary), padded_((vocabulary + kLanes - 1) / kLanes * kLanes), dtype_(dtype) {
   x_.assign(static_cast<size_t>(padded_), kBarred);
   w_.resize(static_cast<size_t>(padded_));
   sums_.resize(static_cast<size_t>((padded_ + kBlock - 1) / kBlock));

@@ -32,7 +32,7 @@ enum class Draw {
 class Sampler {
  public:
   // Of rows of `vocabulary` logits of dtype f32, bf16 or f16.
-  Sampler(int64_t vocabulary, int32_t dtype);
+  Sampler(int64_t vocabulary, int32_t dtype, const Lanes& by = lanes());
 
   // Token `index` of a choice. `counts`: what penalties are by, or null. `allowed`: a bit for each token that may come,
   // or null. The token is the same for the same arguments whatever was drawn before.
@@ -104,7 +104,7 @@ class Sampler {
   void note_total(const float* x, float peak);
   void note_top(const float* x, int32_t wanted);
 
-  const Lanes& lanes_ = lanes();
+  const Lanes& lanes_;
   int64_t vocabulary_;
   int64_t padded_;  // to a multiple of kLanes; logits behind the vocabulary are -infinity
   int32_t dtype_;

@@ -17,6 +17,7 @@
 
 #include "dhlo/serve.hpp"
 #include "engine_checks.hpp"
+#include "lanes.hpp"
 #include "philox.hpp"
 #include "sampler.hpp"
 #include "stops.hpp"
@@ -25,6 +26,7 @@
 namespace {
 
 using dhlo::serve::Draw;
+using dhlo::serve::Lanes;
 using dhlo::serve::Rules;
 using dhlo::serve::Sampler;
 
@@ -703,11 +705,56 @@ void test_distribution(int64_t vocabulary, double temperature, int64_t top_k, do
   CHECK(chi < cells + 6 * std::sqrt(2 * cells) + 6);
 }
 
+// Loops give the same in all instruction sets: all numbers of 16 bits as f32, then what is found in rows of such.
+void test_lanes() {
+  constexpr int64_t all = 1 << 16;
+  std::vector<uint16_t> bits(all);
+  std::iota(bits.begin(), bits.end(), uint16_t{0});
+  std::vector<float> x(all), y(all), w(all), parts(all), first;
+  std::vector<int32_t> places(all);
+  const float least[dhlo::serve::kWays] = {1e30f, 7, 2, 1, 0.5f, 0, -1, -INFINITY};
+  for (const Lanes* each : dhlo::serve::all_lanes()) {
+    each->widen_bf16(bits.data(), all, x.data());
+    each->widen_f16(bits.data(), all, y.data());
+    std::vector<float> found = y;
+    for (const int64_t n : {16, 48, 512, 528, 2000, 65536 - 16}) {
+      const float* row = y.data() + (65536 - 16 - n) / 2;  // has NaN and infinities where it's long
+      const dhlo::serve::Peak peak = each->peak(row, n);
+      const int64_t maxima = each->maxima(row, n, parts.data());
+      found.insert(found.end(), parts.begin(), parts.begin() + maxima);
+      for (int64_t i = 0; i < n; ++i) w[static_cast<size_t>(i)] = static_cast<float>(i % 7) / 8;
+      double masses[2][dhlo::serve::kWays];
+      each->masses(row, w.data(), n, least, masses[0]);
+      each->masses(row, nullptr, n, least, masses[1]);
+      for (const double mass : masses[0]) found.push_back(static_cast<float>(mass));
+      for (const double mass : masses[1]) found.push_back(static_cast<float>(mass));
+      const int64_t count = each->select(row, n, 0.5f, 7, places.data());
+      found.insert(found.end(), places.begin(), places.begin() + count);
+      const int64_t equal = each->drop(row, n, 0.5f, w.data(), parts.data());
+      found.insert(found.end(), parts.begin(), parts.begin() + (n + dhlo::serve::kBlock - 1) / dhlo::serve::kBlock);
+      found.insert(found.end(), w.begin(), w.begin() + n);
+      for (const int64_t number : {count, equal, int64_t{peak.nan}, maxima})
+        found.push_back(static_cast<float>(number));
+      found.push_back(peak.value);
+    }
+    if (first.empty()) {
+      first = found;
+      for (size_t i = 0; i < bits.size(); ++i) {
+        uint32_t as_bf16 = 0;
+        std::memcpy(&as_bf16, &x[i], sizeof as_bf16);
+        CHECK(as_bf16 == uint32_t{bits[i]} << 16);
+      }
+    }
+    CHECK(found.size() == first.size() && std::memcmp(found.data(), first.data(), 4 * found.size()) == 0);
+  }
+}
+
 // Each draw is where its random number lies among the tokens that are left, with many kinds of rows and rules.
 void test_draws() {
   Random random{17};
   for (const int64_t size : {1, 40, 64, 65, 1000, 6000}) {
-    Sampler sampler(size, DHLO_F32);
+    std::vector<Sampler> samplers;
+    for (const Lanes* each : dhlo::serve::all_lanes()) samplers.emplace_back(size, DHLO_F32, *each);
     std::vector<float> x(static_cast<size_t>(size));
     for (int kind = 0; kind < 6; ++kind) {
       for (float& each : x) {
@@ -727,18 +774,21 @@ void test_draws() {
         rules.top_p = parts[i / 5 % 5];
         rules.min_p = least[i / 25 % 4];
         rules.seed = static_cast<uint64_t>(i);
-        CHECK(sampler.draw(x.data(), rules, nullptr, nullptr, 1, i) == Draw::kDone);
         const std::vector<double> p = probabilities(x, rules);
-        const auto token = static_cast<size_t>(sampler.token());
         const double u = dhlo::serve::uniform(rules.seed, 1, i);
-        const double before = std::accumulate(p.begin(), p.begin() + static_cast<std::ptrdiff_t>(token), 0.);
-        CHECK(p[token] > 0 && before <= u + 1e-5 && before + p[token] >= u - 1e-5);
+        for (Sampler& sampler : samplers) {
+          CHECK(sampler.draw(x.data(), rules, nullptr, nullptr, 1, i) == Draw::kDone);
+          const auto token = static_cast<size_t>(sampler.token());
+          const double before = std::accumulate(p.begin(), p.begin() + static_cast<std::ptrdiff_t>(token), 0.);
+          CHECK(p[token] > 0 && before <= u + 1e-5 && before + p[token] >= u - 1e-5);
+        }
       }
     }
   }
 }
 
 void test_sampler() {
+  test_lanes();
   test_draws();
   test_distribution(7, 1, 0, 1, 0);
   test_distribution(50, 0.7, 0, 0.8, 0);

@@ -163,6 +163,9 @@ dhlo_communicator communicator_of(PyObject* object);
 // As raise(), because of the exception that such a hook failed with on this thread, if one did since the last call of
 // this. Returns null.
 PyObject* raise_from_hook(dhlo_status status, std::string text);
+// Lets go of such an exception where a call doesn't fail for it. False if it is to be raised all the same, and is:
+// KeyboardInterrupt, say.
+bool forget_hook_error();
 bool add_engine_type(PyObject* module);
 // The function `follow` of the module.
 PyObject* follow(PyObject* self, PyObject* args);

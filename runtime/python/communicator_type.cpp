@@ -138,6 +138,14 @@ dhlo_communicator communicator_of(PyObject* object) {
   return made;
 }
 
+bool forget_hook_error() {
+  Ref error(hook_error);
+  hook_error = nullptr;
+  if (!error || PyObject_IsInstance(error.get(), PyExc_Exception) == 1) return true;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
+  return false;
+}
+
 PyObject* raise_from_hook(dhlo_status status, std::string text) {
   Ref cause(hook_error);
   hook_error = nullptr;

@@ -225,6 +225,7 @@ void dealloc(PyObject* self) {
     }
     if (status == DHLO_OK) drop_constraints(events, count);
     dhlo_engine_destroy(engine);
+    if (!forget_hook_error()) PyErr_WriteUnraisable(nullptr);
   }
   drop(reinterpret_cast<EngineObject*>(self)->store);
   drop(reinterpret_cast<EngineObject*>(self)->communicator);
@@ -425,6 +426,7 @@ PyObject* close(PyObject* self, PyObject*) {
     WithoutGil others_run;
     status = dhlo_engine_close(handle(self));
   }
+  if (!forget_hook_error()) return nullptr;  // of telling other processes
   if (status != DHLO_OK) return raise_last(status);
   Py_RETURN_NONE;
 }

@@ -186,10 +186,10 @@ Sampler::Cut Sampler::cut_after(const Row& from, double target, float peak, doub
 }
 
 // How far below the peak the cut can be that leaves such a part of what weighs `total`: all that is further away
-// together can't weigh what is left out.
+// together can't weigh what is left out. More than 0, as steps towards the cut begin with a part of it.
 double Sampler::reach(const Row& from, double total, const Rules& rules) const {
   const double most = static_cast<double>(from.count) / std::max((1 - rules.top_p) * total, 1e-9);
-  return std::max(rules.temperature * std::log(most), 0.);
+  return std::max(rules.temperature / 4, rules.temperature * std::log(most));
 }
 
 Sampler::Cut Sampler::cut_after_mass(const Row& from, double total, float peak, const Rules& rules) {

@@ -110,6 +110,8 @@ Engine::DraftPlan Engine::plan_lookup(Choice& choice, int64_t most, PromptLookup
 // What the draft model hasn't seen yet costs something once, and is of use for all tokens that are left to say.
 Engine::DraftPlan Engine::plan_model(Choice& choice, int64_t most) {
   if (drafter_ == nullptr || choice.draft.failed) return {};
+  const int64_t room = std::min({most, draft_tokens_, drafter_->max_positions() - choice.size()});
+  if (room < 1) return {};
   DraftLength& length = choice.draft.length;
   const double times = model_account_.times();
   const int64_t unseen = choice.size() - choice.draft.computed - 1;
@@ -118,11 +120,10 @@ Engine::DraftPlan Engine::plan_model(Choice& choice, int64_t most) {
   auto cost = [&](int64_t drafts) {
     return times * (cost_.of_more(decoding_, drafts) + drafter_->cost(decoding_, drafts, cost_));
   };
-  auto [drafts, speed] =
-      length.best(std::min({most, draft_tokens_, drafter_->max_positions() - choice.size()}), [&](int64_t n) {
-        const double part = std::min(1., static_cast<double>(n + 1) / left);
-        return 1 + (cost(n) + times * seeing * part) * static_cast<double>(decoding_);
-      });
+  auto [drafts, speed] = length.best(room, [&](int64_t n) {
+    const double part = std::min(1., static_cast<double>(n + 1) / left);
+    return 1 + (cost(n) + times * seeing * part) * static_cast<double>(decoding_);
+  });
   // What it sees is worth its time where drafts are known to be accepted.
   const bool pays = drafts > 0 && model_rates_.known(choice.request->rules.greedy());
   if (drafts == 0 && length.tries()) drafts = 1;

@@ -126,7 +126,7 @@ bool Shards::send(Kind kind, int64_t copies) {
   out_.resize(static_cast<size_t>(std::max(bytes, kFirst)));
   if (in_.size() < out_.size()) in_.resize(out_.size());
   if (!broadcast(0, kFirst) || (bytes > kFirst && !broadcast(kFirst, bytes - kFirst))) return false;
-  next_ns_ = now_ns() + std::min(timeout_ns_ / 4, kMostAlive);
+  next_ns_ = now_ns() + std::min(least_timeout_ns_ / 4, kMostAlive);
   return true;
 }
 
@@ -167,7 +167,7 @@ ShardPlan Shards::plan(const ShardPlan& mine, const std::vector<int64_t>& step) 
   const bool whole = header.bytes == static_cast<int64_t>(sizeof plan + bytes);
   if (whole) std::memcpy(&plan, at, sizeof plan);
   if (!whole || std::memcmp(at + sizeof plan, step.data(), bytes) != 0) {
-    agree(false);
+    decline();
     refuse("process 0 of group '" + group_ + "' has a step of another kind: all are to be shards of one model");
   }
   return plan;
@@ -175,19 +175,25 @@ ShardPlan Shards::plan(const ShardPlan& mine, const std::vector<int64_t>& step) 
 
 bool Shards::agree(bool ready) {
   if (size_ == 1) return ready;
-  const int32_t mine = ready ? 0 : 1;
-  int32_t all = 0;
+  const int64_t mine_ms = std::min<int64_t>(timeout_ns_ / 1000000, INT32_MAX);
+  const int32_t mine[2] = {ready ? 0 : 1, -static_cast<int32_t>(mine_ms)};
+  int32_t all[2] = {};
   dhlo_collective what{};
   what.kind = DHLO_ALL_REDUCE;
   what.dtype = DHLO_I32;
   what.reduction = DHLO_MAX;
   what.root = -1;
-  what.input = &mine;
-  what.output = &all;
-  what.input_count = what.output_count = 1;
+  what.input = mine;
+  what.output = all;
+  what.input_count = what.output_count = 2;
   need_all(exchange(what, "asking whether all processes are ready"));
-  if (all != 0) shut("another process isn't ready");
-  return all == 0;
+  if (all[0] != 0) shut("another process isn't ready");
+  least_timeout_ns_ = std::min(timeout_ns_, std::max<int64_t>(-int64_t{all[1]}, 1) * 1000000);
+  return all[0] == 0;
+}
+
+void Shards::decline() noexcept {
+  fenced([this] { return agree(false); }, false);
 }
 
 bool Shards::tell(Span<const BlockCopy> copies, Span<const dhlo_tensor> inputs, Span<const int64_t> told) {
@@ -288,7 +294,7 @@ void follow(dhlo_model* model, const dhlo_communicator& communicator, int64_t ti
     cache = std::move(made.value());
     step.attach(*cache, plan.max_tokens, plan.max_sequences);
   } catch (...) {
-    shards.agree(false);
+    shards.decline();
     throw;
   }
   if (!shards.agree(true)) throw Error(DHLO_HOST, "another process can't take part: its own error says why");

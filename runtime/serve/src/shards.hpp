@@ -42,6 +42,8 @@ class Shards {
   ShardPlan plan(const ShardPlan& mine, const std::vector<int64_t>& step);
   // Whether all processes are ready. Throws Error if it fails.
   bool agree(bool ready);
+  // The same of one that isn't, whose own error says why; where the others can't be told, that stays the error.
+  void decline() noexcept;
 
   // Of number 0. False: error() says why; then, and after a call of the step that failed, processes may be out of step,
   // and nothing is told any more.
@@ -80,6 +82,7 @@ class Shards {
   const dhlo_communicator host_;
   dhlo_communicator bounded_;
   const int64_t timeout_ns_;
+  int64_t least_timeout_ns_ = timeout_ns_;  // of all processes
   std::string group_;
   int64_t size_ = 0, rank_ = 0, groups_ = 0;
   bool open_ = false;  // number 0: the others wait for what it tells

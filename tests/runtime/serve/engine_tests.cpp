@@ -201,6 +201,23 @@ void test_drafts_wait_until_choices_part() {
   CHECK(engine.stats().accepted_tokens > 0);
 }
 
+// Nothing is drafted where a draft model has no positions left.
+void test_drafts_end_with_positions() {
+  const dhlo::Model draft_model = toy::model();
+  dhlo_engine_options options = options_of(40, 16, false);
+  options.draft_model = draft_model.get();
+  options.draft_max_positions = 24;
+  dhlo::Engine engine(toy::model(), &options);
+  Random random{9};
+  const dhlo_sampling sampling = greedy_sampling(100);
+  engine.submit(prompt_of(random, 8), &sampling);
+  for (int i = 0; i < 24; ++i) engine.step();
+  const int64_t drafted = engine.stats().drafted_tokens;
+  CHECK(drafted > 0);
+  while (engine.step()) continue;
+  CHECK(engine.stats().drafted_tokens == drafted && engine.stats().draft_failures == 0);
+}
+
 // A draft model that doesn't see all of a prompt at once, and what it has seen is known to it later.
 void test_draft_model_sees_prompts_in_parts() {
   const dhlo::Model draft_model = toy::model<toy::Kind::kOften>();
@@ -787,9 +804,29 @@ void test_draws() {
   }
 }
 
+// Few likely tokens far above many others: what a small top_p leaves is found where sums of what is kept already are
+// beyond what is left out.
+void test_draws_of_humps() {
+  std::vector<float> x(32000, -3.099f);
+  std::fill(x.begin() + 100, x.begin() + 600, -0.693f);
+  x[0] = 0;
+  Rules rules;
+  rules.temperature = 1;
+  rules.top_p = 0.1;
+  const std::vector<double> p = probabilities(x, rules);
+  for (const Lanes* each : dhlo::serve::all_lanes()) {
+    Sampler sampler(32000, DHLO_F32, *each);
+    for (int i = 0; i < 20; ++i) {
+      CHECK(sampler.draw(x.data(), rules, nullptr, nullptr, 1, i) == Draw::kDone);
+      CHECK(p[static_cast<size_t>(sampler.token())] > 0);
+    }
+  }
+}
+
 void test_sampler() {
   test_lanes();
   test_draws();
+  test_draws_of_humps();
   test_distribution(7, 1, 0, 1, 0);
   test_distribution(50, 0.7, 0, 0.8, 0);
   test_distribution(50, 1.3, 9, 1, 0);
@@ -912,6 +949,7 @@ int main(int argc, char** argv) {
   test_draft_model();
   test_draft_model_sees_prompts_in_parts();
   test_drafts_wait_until_choices_part();
+  test_drafts_end_with_positions();
   test_order();
   test_swapping();
 #if COUNTS_ALLOCATIONS

@@ -129,6 +129,16 @@ def test_what_follows_from_all_of_the_past_is_named() -> None:
         dhlo.compile(own_program(Decoder(20, sums=True)), pages=PAGES)
 
 
+def test_the_length_of_the_past_is_no_result() -> None:
+    class Tells(Decoder):
+        def forward(self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Any:
+            y, *grown = super().forward(x, keys, values)
+            return y, torch.full((), keys.shape[2] + 1), *grown
+
+    with pytest.raises(CompileError, match="a result says how long the past is"):
+        dhlo.compile(own_program(Tells(20)), pages=PAGES)
+
+
 def test_products_of_one_token_take_no_adapters() -> None:
     with pytest.raises(CompileError, match="lora: 'qkv' multiplies"):
         dhlo.compile(own_program(Decoder(20)), pages=PAGES, lora=dhlo.LoraOptions(max_rank=4, max_adapters=2))

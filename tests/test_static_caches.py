@@ -120,3 +120,24 @@ def test_what_else_is_kept_is_named() -> None:
     program = torch.export.export(Keeps(), args, dynamic_shapes=({1: tokens}, {0: tokens}), strict=False)
     with pytest.raises(CompileError, match=r"keeps 'sums' beside its caches[\s\S]*test_static_caches.py:"):
         dhlo.compile(program, pages={"*key_cache_*": PAGE, "*value_cache_*": PAGE})
+
+
+def test_counts_that_are_read_are_named() -> None:
+    """What positions say isn't kept: a program that reads it would read what it was at first."""
+
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = TorchExportableModuleWithStaticCache(model_of(LlamaConfig(**SMALL)))
+            self.filled = torch.nn.Buffer(torch.zeros(1, dtype=torch.int64))
+
+        def forward(self, input_ids: torch.Tensor, cache_position: torch.Tensor) -> torch.Tensor:
+            logits = self.inner(input_ids=input_ids, cache_position=cache_position) + self.filled
+            self.filled.copy_(cache_position[-1:] + 1)
+            return logits
+
+    tokens = Dim("tokens", max=SLOTS - 1)
+    args = torch.zeros(1, 3, dtype=torch.int64), torch.arange(3)
+    program = torch.export.export(Counts(), args, dynamic_shapes=({1: tokens}, {0: tokens}), strict=False)
+    with pytest.raises(CompileError, match=r"reads 'filled', in which it counts tokens[\s\S]*test_static_caches.py:"):
+        dhlo.compile(program, pages={"*key_cache_*": PAGE, "*value_cache_*": PAGE})

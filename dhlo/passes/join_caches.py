@@ -91,11 +91,12 @@ class _Joining:
         find_attention(self.module)  # now that arguments are marked
         attention_heads(self.module)
         self._count_positions({c.update.operands[1] for c in caches})
-        self._drop_counts()
+        dropped = self._drop_counts()
         self._tidy()
         for c in caches:
             self._join(c)
         erase_dead(self.block)
+        self._check_unread(dropped)
         set_type(self.block)
         ranges = ranges_of(self.module)
         least, _ = ranges.get(self.new.name, (0, None))  # the most was the cache's size
@@ -151,8 +152,8 @@ class _Joining:
         t = from_mlir(v)
         return t.shape == (self.new,) and t.dtype.name == "i64"
 
-    def _drop_counts(self) -> None:
-        """Takes away what the program keeps of how many positions are filled, which positions say."""
+    def _drop_counts(self) -> set[str]:
+        """Takes away what the program keeps of how many positions are filled, which positions say; their names."""
         end, updates = list(self.block.operations)[-1], updates_of(self.block)
         counts = [i for i, target in updates.items() if isinstance(target, str) and target not in self.slots]
         for i in counts:
@@ -170,6 +171,18 @@ class _Joining:
         end.operation.erase()
         renumber_results(self.block, kept)
         set_type(self.block)
+        return {str(updates[i]) for i in counts}
+
+    def _check_unread(self, dropped: set[str]) -> None:
+        """Raises CompileError where the program reads a count that isn't kept any more."""
+        for op in self.block.operations:
+            if isinstance(op, Weight) and attr(op, "name_") in dropped:
+                reader = next(iter(op.results[0].uses)).owner.operation.opview
+                raise CompileError(
+                    f"pages: the program reads '{attr(op, 'name_')}', in which it counts tokens",
+                    where=str(place_of(reader)),
+                    hint="compute it of the argument that says where rows of the caches go",
+                )
 
     # ------------------------------------------------------------------ caches and masks
     def _join(self, c: _Cache) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from dhlo.ir.coded import coded
+from dhlo.ir.coded import coded, only_multiplies
 from dhlo.ir.dialect import attr, build, defining
 from dhlo.ir.function import bodies, walk
 from dhlo.ir.handles import Module, Value
@@ -29,6 +29,8 @@ _SIGN: Final = 128
 """What an unsigned byte is above the signed one that has its bits but for the highest."""
 _LARGEST: Final = 2.0**64
 """Kernels take codes whose scales and zero points are no larger."""
+_LEAST_BITS: Final = 16
+"""Of floats whose rounding products may leave out."""
 _FAR: Final = 512
 """Zero points beyond this would cost accuracy, as they are subtracted after the sums."""
 
@@ -84,6 +86,8 @@ def _right(v: Value, weights: Weights) -> torch.Tensor | None:
     """The numbers of a right side of codes, if kernels take it as these."""
     found = coded(v)
     assert found is not None  # or there were no group
+    if not only_multiplies(found.op.results[0]):  # expand-dequantize may then write out what this product reads, too
+        return None
     known: dict[Any, torch.Tensor | None] = {}
     data = [constant_of(x, weights, known) for x in found.op.operands]
     given = [d for d in data if d is not None]
@@ -99,13 +103,14 @@ def _rows(v: Value) -> _Rows | None:
     op = defining(v)
     if isinstance(op, ew.Mul):
         split = _row_number(op)
-        if split is None:
+        if split is None or not from_mlir(v).dtype.is_float:
             return None
         v, scale = _exact(split[0]), split[1]
         op = defining(v)
     if isinstance(op, (ew.Sub, ew.Add)):
         split = _row_number(op)
-        if split is None or from_mlir(v).dtype.bits < 16 or not _is_near(split[1]):
+        t = from_mlir(v).dtype
+        if split is None or t.bits < (32 if t.is_int else _LEAST_BITS) or not _is_near(split[1]):
             return None
         v, zero, added = _exact(split[0]), split[1], isinstance(op, ew.Add)
     return _Rows(v, zero, scale, added) if from_mlir(v).dtype.name in ("i8", "ui8") else None
@@ -116,7 +121,8 @@ def _exact(v: Value) -> Value:
     while isinstance(op := defining(v), ew.Convert):
         src, dst = from_mlir(op.operands[0]).dtype, from_mlir(v).dtype
         wider = src.is_int and dst.is_int and dst.bits > src.bits and dst.name.startswith("i")
-        if not (src.is_float and dst.is_float or wider or src.is_int and src.bits <= 32 and dst.is_float):
+        floats = src.is_float and dst.is_float and min(src.bits, dst.bits) >= _LEAST_BITS
+        if not (floats or wider or src.is_int and src.bits <= 32 and dst.is_float):
             return v
         v = op.operands[0]
     return v

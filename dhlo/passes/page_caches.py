@@ -229,8 +229,8 @@ class _Paging:
         line = line_of(user.operands[1 - k]) if isinstance(user, ew.Add) else None
         along, first = line or (0, self.tokens.past)
         more = (value + first - self.tokens.past).expand()
-        t = from_mlir(user.results[0])
-        if line is None or t.shape[along] != self.tokens.new or t.dtype.name != "i64" or more.free_symbols:
+        t = None if line is None else from_mlir(user.results[0])
+        if t is None or t.shape[along] != self.tokens.new or t.dtype.name != "i64" or more.free_symbols:
             raise CompileError(
                 "pages: a number depends on how long the past is, and is no token's position", where=str(place_of(user))
             )

@@ -40,6 +40,12 @@ def spread_past(block: Any, tokens: Tokens, positions: Any) -> None:
             _refuse(op)
         elif any(v in spread.rows for v in op.operands):
             spread.take(op, lambda op=op: spread.again(op))
+    end = list(block.operations)[-1]
+    if any(v in spread.rows for v in end.operands):
+        raise CompileError(
+            "pages: a result says how long the past is, which is another number for each token",
+            hint="don't return it: whoever calls the step knows the lengths",
+        )
     erase_dead(block)
 
 

@@ -68,6 +68,8 @@ class Operands:
         if v in self.leaves or v in self.narrowed or v in self.computed:
             return
         t, op = from_mlir(v), defining(v)
+        if isinstance(op, Full) and op.mentions():
+            self.rows.fail(op, "depends on sizes, as on how long the past is")
         of_tokens = t.rank > 0 and t.shape[0] == self.rows.batch and not any(s.free_symbols for s in t.shape[1:])
         if _is_elementwise(op) and (repeated := self._repeated(v)):
             source = self.narrowed[v] = self._narrow(v, repeated)

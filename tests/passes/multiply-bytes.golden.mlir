@@ -1,5 +1,5 @@
 module {
-  func.func @main(%arg0: tensor<?x64xi8, #dhlo.shape<["n", "64"]>>, %arg1: tensor<?x64xui8, #dhlo.shape<["n", "64"]>>, %arg2: tensor<?xf32, #dhlo.shape<["n"]>>, %arg3: tensor<?x1xi8, #dhlo.shape<["n", "1"]>>, %arg4: tensor<64xf32>) -> (tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>) {
+  func.func @main(%arg0: tensor<?x64xi8, #dhlo.shape<["n", "64"]>>, %arg1: tensor<?x64xui8, #dhlo.shape<["n", "64"]>>, %arg2: tensor<?xf32, #dhlo.shape<["n"]>>, %arg3: tensor<?x1xi8, #dhlo.shape<["n", "1"]>>, %arg4: tensor<64xf32>) -> (tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<64x8xf32>) {
     %0 = "dhlo.weight"() {name_ = "codes"} : () -> tensor<8x64xi8>
     %1 = "dhlo.weight"() {name_ = "scales"} : () -> tensor<8x2xf32>
     %2 = "dhlo.dequantize"(%0, %1) {code = "i8", dtype = "f32"} : (tensor<8x64xi8>, tensor<8x2xf32>) -> tensor<8x64xf32>
@@ -34,6 +34,13 @@ module {
     %31 = "dhlo.broadcast"(%arg4) {dims = [1]} : (tensor<64xf32>) -> tensor<?x64xf32, #dhlo.shape<["n", "64"]>>
     %32 = "dhlo.mul"(%4, %31) : (tensor<?x64xf32, #dhlo.shape<["n", "64"]>>, tensor<?x64xf32, #dhlo.shape<["n", "64"]>>) -> tensor<?x64xf32, #dhlo.shape<["n", "64"]>>
     %33 = "dhlo.matmul"(%32, %3) : (tensor<?x64xf32, #dhlo.shape<["n", "64"]>>, tensor<64x8xf32>) -> tensor<?x8xf32, #dhlo.shape<["n", "8"]>>
-    return %14, %29, %30, %33 : tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>
+    %34 = "dhlo.full"() {value = "2"} : () -> tensor<?x64xi8, #dhlo.shape<["n", "64"]>>
+    %35 = "dhlo.mul"(%arg0, %34) : (tensor<?x64xi8, #dhlo.shape<["n", "64"]>>, tensor<?x64xi8, #dhlo.shape<["n", "64"]>>) -> tensor<?x64xi8, #dhlo.shape<["n", "64"]>>
+    %36 = "dhlo.convert"(%35) : (tensor<?x64xi8, #dhlo.shape<["n", "64"]>>) -> tensor<?x64xf32, #dhlo.shape<["n", "64"]>>
+    %37 = "dhlo.matmul"(%36, %3) : (tensor<?x64xf32, #dhlo.shape<["n", "64"]>>, tensor<64x8xf32>) -> tensor<?x8xf32, #dhlo.shape<["n", "8"]>>
+    %38 = "dhlo.dequantize"(%0, %1) {code = "i8", dtype = "f32"} : (tensor<8x64xi8>, tensor<8x2xf32>) -> tensor<8x64xf32>
+    %39 = "dhlo.transpose"(%38) {perm = [1, 0]} : (tensor<8x64xf32>) -> tensor<64x8xf32>
+    %40 = "dhlo.matmul"(%4, %39) : (tensor<?x64xf32, #dhlo.shape<["n", "64"]>>, tensor<64x8xf32>) -> tensor<?x8xf32, #dhlo.shape<["n", "8"]>>
+    return %14, %29, %30, %33, %37, %40, %39 : tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<?x8xf32, #dhlo.shape<["n", "8"]>>, tensor<64x8xf32>
   }
 }

@@ -5,9 +5,9 @@
 !z = tensor<?x1xi8, #dhlo.shape<["n", "1"]>>
 !y = tensor<?x8xf32, #dhlo.shape<["n", "8"]>>
 module {
-  // Bytes with scales and zero points of rows, unsigned ones with numbers for both, bytes alone; the last product's scales are those
-  // of columns, and its rows stay.
-  func.func @main(%q: !q, %u: !u, %s: !r, %z: !z, %c: tensor<64xf32>) -> (!y, !y, !y, !y) {
+  // Bytes with scales and zero points of rows, unsigned ones with numbers for both, bytes alone. The other products' rows stay: scales
+  // are those of columns, bytes are multiplied as bytes, and weights are read otherwise, too.
+  func.func @main(%q: !q, %u: !u, %s: !r, %z: !z, %c: tensor<64xf32>) -> (!y, !y, !y, !y, !y, !y, tensor<64x8xf32>) {
     %w = "dhlo.weight"() {name_ = "codes"} : () -> tensor<8x64xi8>
     %ws = "dhlo.weight"() {name_ = "scales"} : () -> tensor<8x2xf32>
     %d = "dhlo.dequantize"(%w, %ws) {code = "i8", dtype = "f32"} : (tensor<8x64xi8>, tensor<8x2xf32>) -> tensor<8x64xf32>
@@ -29,6 +29,13 @@ module {
     %cb = "dhlo.broadcast"(%c) {dims = [1]} : (tensor<64xf32>) -> !x
     %f1 = "dhlo.mul"(%qf, %cb) : (!x, !x) -> !x
     %f = "dhlo.matmul"(%f1, %t) : (!x, tensor<64x8xf32>) -> !y
-    return %a, %b, %e, %f : !y, !y, !y, !y
+    %two = "dhlo.full"() {value = "2"} : () -> !q
+    %g0 = "dhlo.mul"(%q, %two) : (!q, !q) -> !q
+    %g1 = "dhlo.convert"(%g0) : (!q) -> !x
+    %g = "dhlo.matmul"(%g1, %t) : (!x, tensor<64x8xf32>) -> !y
+    %d2 = "dhlo.dequantize"(%w, %ws) {code = "i8", dtype = "f32"} : (tensor<8x64xi8>, tensor<8x2xf32>) -> tensor<8x64xf32>
+    %t2 = "dhlo.transpose"(%d2) {perm = [1, 0]} : (tensor<8x64xf32>) -> tensor<64x8xf32>
+    %h = "dhlo.matmul"(%qf, %t2) : (!x, tensor<64x8xf32>) -> !y
+    return %a, %b, %e, %f, %g, %h, %t2 : !y, !y, !y, !y, !y, !y, tensor<64x8xf32>
   }
 }

@@ -183,8 +183,8 @@ MIXES: dict[str, dict[str, Any]] = {
     "at once": {},
     "in parts": {"max_step_tokens": 9, "max_sequences": 3},
     "one by one": {"max_step_tokens": 5, "max_sequences": 1},
-    "few blocks": {"cache_bytes": 8 * BLOCK, "max_step_tokens": 16},
-    "few blocks, swapped": {"cache_bytes": 8 * BLOCK, "preemption": "swap", "max_step_tokens": 16},
+    "few blocks": {"cache_bytes": 7 * BLOCK, "max_step_tokens": 16},
+    "few blocks, swapped": {"cache_bytes": 7 * BLOCK, "preemption": "swap", "max_step_tokens": 16},
 }
 
 

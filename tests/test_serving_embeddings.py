@@ -250,6 +250,8 @@ REFUSED: dict[str, Callable[[Path], object]] = {
     "no list of modules with": stage("Normalize", 7),
     "doesn't begin with a Transformer: Pooling": edit("modules.json", lambda x: x[1:]),
     "doesn't begin with a Transformer: it is empty": edit("modules.json", lambda _: []),
+    "has other modules before its Pooling": edit("modules.json", lambda x: [x[0], {"type": "a.Normalize", "path": ""}, *x[1:]]),
+    "has no Pooling, and so gives no vector": edit("modules.json", lambda x: x[:1]),
     "modules.json' is no JSON": lambda f: (f / "modules.json").write_text("["),
     "no way of pooling": edit("1_Pooling/config.json", lambda x: {}),
     "no way of pooling that": edit("1_Pooling/config.json", lambda x: {"pooling_mode": "best"}),

@@ -35,6 +35,7 @@ from tests.serving import WORDS, make_folder
 
 AGAIN = """\
 import sys
+from dhlo.serve.compiling import FolderProgram
 from dhlo.serve.folder import open_folder
 served = open_folder(sys.argv[1], cache=sys.argv[2])
 print([v["name"] for v in served.step.inputs], {"torch", "transformers"} & set(sys.modules))
@@ -74,6 +75,7 @@ def test_the_second_start_needs_no_torch(started: tuple[Path, Path, Served]) -> 
 FIRST = """\
 import pathlib, sys
 from dhlo.errors import CompileError
+from dhlo.serve.compiling import FolderProgram
 from dhlo.serve.folder import open_folder
 folder, cache, said = pathlib.Path(sys.argv[1]), sys.argv[2], []
 served = open_folder(folder, cache=cache, progress=said.append, apart=True)
@@ -417,3 +419,28 @@ def test_the_order_of_patterns_is_part_of_what_a_compiled_step_is_of(tmp_path: P
     formats = (("*q_proj*", "int8"), ("*", "int4:64"))
     keys = {StepProgram(folder=tmp_path, progress=print, weights=dict(f)).key() for f in (formats, formats[::-1])}
     assert len(keys) == 2 and "" not in keys
+
+
+def test_files_that_change_while_they_are_compiled_are_not_found(tmp_path: Path) -> None:
+    """What is kept is of the files that were there before they were read."""
+    file, keys = tmp_path / "weights", list[str]()
+    file.write_text("old")
+
+    class Changing(FolderProgram):
+        def compile(self) -> Any:
+            file.write_text("newer")
+
+        def about(self) -> dict[str, Any]:
+            return {}
+
+        def files(self) -> list[Path]:
+            return [file]
+
+        def _keep(self, artifact: Any, cache: Any, key: str) -> Path:
+            keys.append(key)
+            return tmp_path
+
+    program = Changing(folder=tmp_path, progress=lambda _: None)
+    before = program.key()
+    program.compile_to(str(tmp_path), str(tmp_path))
+    assert keys == [before] and program.key() != before

@@ -252,11 +252,13 @@ def _working(
         from dhlo.serve.stores import open_store
         from dhlo.serve.types import EngineOptions, SamplingParams
     store = None if model.cache_store is None else open_store(model.cache_store)
+    drafting = None
+    if model.draft_model is not None:  # first: once other processes have their shards, they don't wait for what takes long
+        with reporter(bool(model.progress), "draft model ready") as tell, _needing_extra():
+            drafting = _draft_model(model, tell)
     with _opened(model, load, lora) as (served, communicator):
-        drafting = None
-        if model.draft_model is not None:
-            with reporter(bool(model.progress), "draft model ready") as tell, _needing_extra():
-                drafting = _draft_model(model, served, tell)
+        if drafting is not None and drafting.tokenizer.vocabulary != served.tokenizer.vocabulary:
+            raise ContractError(f"--draft-model: '{model.draft_model}' has other tokens than '{model.folder}'")
         longest = min((n for n in (served.max_positions, model.max_positions) if n is not None), default=None)
         options = EngineOptions(
             cache_bytes=_bytes(model.cache_gb),
@@ -322,13 +324,13 @@ def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * (1 << 30))
 
 
-def _draft_model(model: Model, served: Served, tell: Callable[[str], None]) -> Served:
-    """The model that drafts for another one. Raises DhloError where their tokens aren't the same."""
+def _draft_model(model: Model, tell: Callable[[str], None]) -> Served:
+    """The model that drafts for another one."""
     from dhlo.serve.folder import open_folder
 
     assert model.draft_model is not None
     formats = {name: form for name, form in weight_formats(model.weights).items() if name == "default"}
-    drafting = open_folder(
+    return open_folder(
         model.draft_model,
         weights=formats,
         activations=model.activations if formats else "",
@@ -338,6 +340,3 @@ def _draft_model(model: Model, served: Served, tell: Callable[[str], None]) -> S
         progress=lambda what: tell(f"draft model: {what}"),
         apart=True,
     )
-    if drafting.tokenizer.vocabulary != served.tokenizer.vocabulary:
-        raise ContractError(f"--draft-model: '{model.draft_model}' has other tokens than '{model.folder}'")
-    return drafting

@@ -100,8 +100,8 @@ class FolderProgram(ABC):
         and OSError where neither has room."""
         from dhlo.codegen.backends.cpu import link
 
+        key = self.key() if cache else ""  # of the files before they are read: others may take their place meanwhile
         artifact = self._compile()
-        key = self.key() if cache else ""
         path = self._keep(artifact, Cache(cache), key) if cache and key else None
         if path is None:
             path = Path(aside, _ASIDE)

@@ -287,14 +287,14 @@ class Embedder:
         return taken
 
     def _run(self, batch: Sequence[tuple[_Request, int]]) -> None:
-        lengths = np.array([len(r.texts[k]) for r, k in batch], np.int64)
-        ids = np.full((len(batch), int(lengths.max())), self._pad, np.int64)
-        for row, (request, k) in zip(ids, batch, strict=True):
-            row[: len(request.texts[k])] = request.texts[k]
-        start = time.perf_counter()
         try:
+            lengths = np.array([len(r.texts[k]) for r, k in batch], np.int64)
+            ids = np.full((len(batch), int(lengths.max())), self._pad, np.int64)
+            for row, (request, k) in zip(ids, batch, strict=True):
+                row[: len(request.texts[k])] = request.texts[k]
+            start = time.perf_counter()
             vectors = self._call(ids, lengths)
-        except Exception as e:
+        except Exception as e:  # lists that their caller has changed, too
             _fail([r for r, _ in batch], translate(e))
             return
         seconds, whole, real = time.perf_counter() - start, ids.size, int(lengths.sum())

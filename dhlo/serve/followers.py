@@ -42,7 +42,7 @@ class Followers:
         context = multiprocessing.get_context("spawn")
         try:
             for rank in range(1, size):
-                here, there = context.Pipe(duplex=False)
+                here, there = context.Pipe()
                 args = (rank, size, self._folder, self.threads, how, str(Path(self._meeting.name) / "store"), there)
                 process = context.Process(target=_follow, args=args, name=f"dhlo-follower-{rank}")
                 process.start()
@@ -69,6 +69,8 @@ class Followers:
                     raise CompileError(f"process '{process.name}' has ended: exit code {process.exitcode}") from None
                 if isinstance(said, BaseException):
                     raise said
+        for _, here in self._processes:  # to wait for each other they have less time than compiling may take
+            here.send(None)
         return served, _connect(str(Path(self._meeting.name) / "store"), 0, self.size)
 
     def close(self) -> None:
@@ -93,7 +95,7 @@ class Followers:
 
 
 def _connect(meeting: str, rank: int, size: int) -> Any:
-    """A communicator of the processes that meet at a file."""
+    """A communicator of the processes that meet at a file. Raises DhloError where they don't."""
     import torch._C._distributed_c10d as c10d
 
     from dhlo.distributed import Communicator
@@ -102,7 +104,10 @@ def _connect(meeting: str, rank: int, size: int) -> Any:
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
     options._timeout = timedelta(seconds=_TIMEOUT)
-    return Communicator(gloo(c10d.FileStore(meeting, size), rank, size, options))
+    try:
+        return Communicator(gloo(c10d.FileStore(meeting, size), rank, size, options))
+    except RuntimeError as e:
+        raise DhloError(f"the {size} processes of the model can't connect: {e}") from None
 
 
 def _follow(rank: int, size: int, folder: Path, threads: int, how: dict[str, Any], meeting: str, parent: Connection) -> None:
@@ -115,6 +120,10 @@ def _follow(rank: int, size: int, folder: Path, threads: int, how: dict[str, Any
         parent.send(e)
         return
     parent.send(None)
+    try:
+        parent.recv()  # until all others are ready
+    except EOFError:
+        return  # process 0 has ended
     parent.close()
     try:
         follow(served.step, _connect(meeting, rank, size), timeout=_TIMEOUT)

@@ -102,6 +102,8 @@ def read_pipeline(folder: Path, pooling: str | None = None, normalize: bool | No
     for kind, path in stages[1:]:
         match kind:
             case "Pooling" if not kinds:
+                if behind:
+                    raise CompileError(f"'{folder / _MODULES}' has other modules before its Pooling, which isn't supported")
                 kinds = _pooling_of(path / "config.json", bool(said.get("prompts")))
             case "Normalize":
                 behind.append(None)
@@ -113,6 +115,9 @@ def read_pipeline(folder: Path, pooling: str | None = None, normalize: bool | No
                 raise CompileError(f"'{folder / _MODULES}' has a {kind}, which isn't supported: Pooling, Dense and Normalize are")
     if not stages:
         behind = [None]
+    elif not kinds and pooling is None:
+        hint = "name the pooling that it is meant to have (--pooling)"
+        raise CompileError(f"'{folder / _MODULES}' has no Pooling, and so gives no vector of a text", hint=hint)
     if pooling is not None:
         kinds = [_SHORT.get(pooling, pooling)]
         if kinds[0] not in POOLING:

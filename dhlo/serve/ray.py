@@ -112,7 +112,7 @@ class EngineReplica:
         from dhlo.serve.engine import Engine
         from dhlo.serve.folder import BLOCK_SLOTS, open_folder
         from dhlo.serve.server import ServerOptions, make_app
-        from dhlo.serve.types import EngineOptions
+        from dhlo.serve.types import EngineOptions, SamplingParams
 
         served = open_folder(folder, apart=True, **folder_options)
         plain = {
@@ -121,9 +121,14 @@ class EngineReplica:
             "max_positions": served.max_positions,
             "model_digest": served.digest,
         }
-        self._engine = Engine(served.step, EngineOptions(**{**plain, **engine_options}))
-        room = self._engine.stats().blocks * BLOCK_SLOTS
-        longest = min(n for n in (room, served.max_positions) if n)
+        options = EngineOptions(**{**plain, **engine_options})
+        self._engine = Engine(served.step, options)
+        for name, adapter in server_options.get("adapters", {}).items():
+            self._engine.load_adapter(name, adapter)
+        # A first step says whether steps work here, and how many blocks there are.
+        self._engine.generate([[0]], SamplingParams(max_tokens=1))
+        room = None if options.evict_to is not None else self._engine.stats().blocks * BLOCK_SLOTS
+        longest = min((n for n in (room, served.max_positions, options.max_positions) if n is not None), default=1 << 31)
         self._app = make_app(self._engine, served, ServerOptions(**{"max_positions": longest, **server_options}))
 
     async def handle(self, scope: dict[str, Any], body: bytes, prefix: Sequence[bytes] = ()) -> AsyncIterator[dict[str, Any]]:
@@ -156,7 +161,7 @@ class EngineReplica:
                 await task
 
     def check_health(self) -> None:
-        """Called by Ray: raises where no step works any more."""
+        """Called by Ray: raises where there is no engine any more. Steps that fail end their requests alone."""
         self._engine.stats()
 
     def __del__(self) -> None:

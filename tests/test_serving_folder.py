@@ -35,7 +35,6 @@ from tests.serving import WORDS, make_folder
 
 AGAIN = """\
 import sys
-from dhlo.serve.compiling import FolderProgram
 from dhlo.serve.folder import open_folder
 served = open_folder(sys.argv[1], cache=sys.argv[2])
 print([v["name"] for v in served.step.inputs], {"torch", "transformers"} & set(sys.modules))
@@ -75,7 +74,6 @@ def test_the_second_start_needs_no_torch(started: tuple[Path, Path, Served]) -> 
 FIRST = """\
 import pathlib, sys
 from dhlo.errors import CompileError
-from dhlo.serve.compiling import FolderProgram
 from dhlo.serve.folder import open_folder
 folder, cache, said = pathlib.Path(sys.argv[1]), sys.argv[2], []
 served = open_folder(folder, cache=cache, progress=said.append, apart=True)

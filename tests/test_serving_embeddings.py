@@ -155,6 +155,8 @@ def test_texts_have_the_tokenizers_special_tokens(bert: tuple[Path, Path, Embedd
     with pytest.raises(ContractError, match="maximum context length is 48 tokens; a text has 62"):
         embedder.embed(["w1", long])
     np.testing.assert_allclose(embedder.embed([long], truncate=True), embedder.embed([[2, *[11] * 46, 3]]), atol=1e-6)
+    given = [[2, *[11] * 80, 5]]  # tokens are as they are: nothing was put behind them
+    np.testing.assert_allclose(embedder.embed(given, truncate=True), embedder.embed([[2, *[11] * 47]]), atol=1e-6)
 
 
 def test_first_features_are_vectors_of_length_1(bert: tuple[Path, Path, Embedder]) -> None:

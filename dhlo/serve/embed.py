@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -149,6 +150,7 @@ class Embedder:
         """Features of a vector."""
         self.max_tokens = min((n for n in (max_tokens, pipeline.max_tokens) if n is not None), default=None)
         self._tokenizer = _tokenizer_of(pipeline.folder)
+        self._behind = sum(itertools.takewhile(bool, reversed(self._tokenizer.encode("a").special_tokens_mask)))
         self._call = run
         self._most, self._max_waiting = max(batch_tokens, 1), max_waiting
         self._requests: deque[tuple[_Request, int]] = deque()  # texts that wait, and their requests
@@ -196,12 +198,14 @@ class Embedder:
     ) -> Vectors:
         """Vectors [texts, features] of texts, or of the tokens of such. `prompt` names one of the folder's, which texts stand
         behind. `dimensions`: so many features, of a model that was trained for that (Matryoshka, Kusupati et al. 2022), and of
-        length 1 if the whole ones are. `truncate`: of longer texts the beginning. Raises ContractError for what can't be, and
+        length 1 if the whole ones are. `truncate`: of longer texts the beginning, and what the tokenizer puts behind
+        them. Raises ContractError for what can't be, and
         QueueFullError."""
         many: Sequence[str | Sequence[int]] = [texts] if isinstance(texts, str) else texts
-        tokens = [self.encode(t, prompt) if isinstance(t, str) else t for t in many]
+        tokens: list[Sequence[int]] = [self.encode(t, prompt) if isinstance(t, str) else t for t in many]
         if truncate and self.max_tokens is not None:
-            tokens = [t if len(t) <= self.max_tokens else [*t[: self.max_tokens - 1], t[-1]] for t in tokens]
+            behind = [self._behind if isinstance(t, str) else 0 for t in many]
+            tokens = [_beginning(t, self.max_tokens, n) for t, n in zip(tokens, behind, strict=True)]
         self.check_dimensions(dimensions)
         return self.cut(self.submit(tokens).result(), dimensions)
 
@@ -232,7 +236,7 @@ class Embedder:
             if self._closed:
                 raise QueueFullError("the embedder is closed")
             if self._requests and len(self._requests) + len(texts) > self._max_waiting:
-                self._requests = deque(x for x in self._requests if not x[0].future.cancelled())
+                self._requests = deque(x for x in self._requests if not x[0].future.done())
                 if self._requests and len(self._requests) + len(texts) > self._max_waiting:
                     raise QueueFullError(f"{len(self._requests)} texts wait, of {self._max_waiting} that may")
             self._requests += [(request, k) for k in range(len(texts))]
@@ -338,6 +342,14 @@ def _fail(requests: Sequence[_Request], error: Exception) -> None:
     for request in requests:
         if not request.future.done() and request.future.set_running_or_notify_cancel():
             request.future.set_exception(error)
+
+
+def _beginning(tokens: Sequence[int], most: int, behind: int) -> Sequence[int]:
+    """At most so many of them, the last `behind` among these."""
+    if len(tokens) <= most:
+        return tokens
+    kept = min(behind, most)
+    return [*tokens[: most - kept], *tokens[len(tokens) - kept :]]
 
 
 def _tokenizer_of(folder: Path) -> tokenizers.Tokenizer:

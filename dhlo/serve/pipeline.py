@@ -204,7 +204,9 @@ def _is_decoder(config: Mapping[str, Any]) -> bool:
 
 def _longest(folder: Path, config: Mapping[str, Any], sentences: Mapping[str, Any]) -> int | None:
     """Tokens that a text may have, those that the tokenizer adds among them; None: any number."""
-    positions = next((config[n] for n in _POSITIONS if type(config.get(n)) is int), None)
+    text = config.get("text_config")  # of models that take more than texts
+    levels = (config, text) if isinstance(text, dict) else (config,)
+    positions = next((c[n] for c in levels for n in _POSITIONS if type(c.get(n)) is int), None)
     if positions is not None and config.get("model_type") in _BEHIND_PAD:
         pad = 1 if config["model_type"] == "mpnet" else config.get("pad_token_id")  # MPNet's is always 1
         positions -= (pad if type(pad) is int else 1) + 1

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from dhlo.ir.dtypes import REGISTER_BITS
 
-__all__ = ["BITS", "DotProduct", "MatrixTiles", "Target"]
+__all__ = ["BITS", "LINE_BYTES", "DotProduct", "MatrixTiles", "Target"]
 
 BITS = REGISTER_BITS
+LINE_BYTES = 64
+"""Of a line of caches, on every target; where a machine's are longer, some prefetches meet a line twice."""
 
 
 @dataclass(frozen=True)

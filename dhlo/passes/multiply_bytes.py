@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from dhlo.ir.coded import coded, only_multiplies
+from dhlo.ir.coded import Coded, coded, only_multiplies
 from dhlo.ir.dialect import attr, build, defining
 from dhlo.ir.function import bodies, walk
 from dhlo.ir.handles import Module, Value
@@ -49,15 +49,14 @@ def multiply_bytes(module: Module, weights: Weights) -> None:
     """Makes `rounded_matmul` of bytes of products of `(bytes - zero) * scale`, as dynamic and static quantisation of activations
     leave it, with quantised integers: zero and scale, each one number in a row, come after the sums, which are exact in a group."""
     for block in bodies(module):
-        if any([_rewrite(op, weights) for op in list(walk(block)) if isinstance(op, Matmul)]):
+        if any([_rewrite(op, weights) for op in list(walk(block)) if isinstance(op, Matmul)]):  # all of them, not the first alone
             erase_dead(block)
 
 
 def _rewrite(op: Any, weights: Weights) -> bool:
     """Whether the product became one of bytes."""
     group, rows = integer_group(op), _rows(op.operands[0])
-    right = None if group is None or rows is None else _right(op.operands[1], weights)
-    if group is None or rows is None or right is None:
+    if group is None or rows is None or (right := _right(op.operands[1], weights)) is None:
         return False
     made = from_mlir(op.results[0])
     y = made.with_dtype("f32")
@@ -67,7 +66,7 @@ def _rewrite(op: Any, weights: Weights) -> bool:
             data, zero = _signed(data), _less_sign(zero, y, rows.added)
         out: Value = build(RoundedMatmul, [data, op.operands[1]], {"group": group}, results=[y]).results[0]
         if zero is not None:
-            sums = right.double().sum(-2).float()
+            sums = right.numbers().double().sum(-2).float()
             factor = build(
                 Broadcast, [new_weight("column.sums", sums, weights)], {"dims": [*range(sums.dim() - 1), y.rank - 1]}, results=[y]
             ).results[0]
@@ -82,8 +81,21 @@ def _rewrite(op: Any, weights: Weights) -> bool:
     return True
 
 
-def _right(v: Value, weights: Weights) -> torch.Tensor | None:
-    """The numbers of a right side of codes, if kernels take it as these."""
+@dataclass(frozen=True)
+class _Right:
+    """A right side of codes, and its constants."""
+
+    found: Coded
+    data: list[torch.Tensor]
+
+    def numbers(self) -> torch.Tensor:
+        """What the codes stand for."""
+        out: torch.Tensor = self.found.op.reference(self.data, None)[0].permute(self.found.perm)
+        return out
+
+
+def _right(v: Value, weights: Weights) -> _Right | None:
+    """A right side of codes, if kernels take it as these."""
     found = coded(v)
     assert found is not None  # or there were no group
     if not only_multiplies(found.op.results[0]):  # expand-dequantize may then write out what this product reads, too
@@ -93,8 +105,7 @@ def _right(v: Value, weights: Weights) -> torch.Tensor | None:
     given = [d for d in data if d is not None]
     if len(given) < len(data) or not given[0].numel() or any(not bool((p.float().abs() <= _LARGEST).all()) for p in given[1:]):
         return None
-    out: torch.Tensor = found.op.reference(given, None)[0].permute(found.perm)
-    return out
+    return _Right(found, given)
 
 
 def _rows(v: Value) -> _Rows | None:

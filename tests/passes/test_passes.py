@@ -31,7 +31,7 @@ OTHER_RESULTS = {
     "round-activations",
     "recurrent-states",
 }  # passes that change what the function gives
-CANCELS = {"multiply-bytes"}  # what adds up numbers that were zero together before
+CANCELS = {"multiply-bytes"}  # passes that subtract sums: their error is of the largest result's scale
 TESTED = [p for p in REWRITES if not p.name.endswith("-again")]
 
 
@@ -51,8 +51,9 @@ def test_pass(tested: Pass, golden: Golden) -> None:
         assert str(module) != before
         golden(HERE / f"{tested.name}.golden.mlir", str(module))
         for x, results in zip(calls, want, strict=bool(want)):
+            scale = max([1.0, *(float(r.abs().max()) for r in results if r.is_floating_point())]) if tested.name in CANCELS else 1.0
             for a, b in zip(interp.run(module, x, weights), results, strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-3 if tested.name in CANCELS else 1e-6)
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6 * scale)
         again = str(mlir.ir.Module.parse(str(module)))
         assert again == str(module)
 

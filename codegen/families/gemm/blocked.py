@@ -16,6 +16,7 @@ from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, accumulator,
 from dhlo.codegen.families.gemm.sides import PACKING_FIELDS
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.target import LINE_BYTES
 
 __all__ = ["AHEAD", "emit_blocked_kernel", "packs_on_the_way"]
 
@@ -26,7 +27,6 @@ _FEW_ROWS = 4
 # A lone panel that is packed is prefetched so many rows ahead. Found on a Zen 5: the distances that are measured of a machine are
 # of rows one behind the other.
 _ROWS_AHEAD = 32
-_LINE_BYTES = 64
 
 
 def packs_on_the_way(elem: str) -> bool:
@@ -345,7 +345,7 @@ class _TileCalls:
         with fn.when(self.touches):
             fn.call_ptr(self.touch, place)
         if self.adds is not None:
-            with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), _LINE_BYTES) as line:
+            with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), LINE_BYTES) as line:
                 fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
         # What is packed behind whole units is added to their sums in the tile.
         placed = [to if rest is None else fn.select(rest[0], null, to), apart] if rounds else [apart]

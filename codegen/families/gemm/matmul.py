@@ -31,11 +31,12 @@ from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth,
 from dhlo.codegen.families.gemm.tiles import TileProduct
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
+from dhlo.codegen.target import LINE_BYTES
 
 __all__ = ["DOTS_PAY", "Matmul", "Operands", "workspace_bytes"]
 
 # Addresses this far apart share sets of the first-level cache, whatever its size; no machine's is smaller than so many bytes.
-_L1_WAY_BYTES, _LEAST_L1_BYTES, _LINE_BYTES = 4096, 32 << 10, 64
+_L1_WAY_BYTES, _LEAST_L1_BYTES = 4096, 32 << 10
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 64
 DOTS_PAY = 71
@@ -275,7 +276,7 @@ class Matmul:
             return self._launch(host, x, *self._panels(host, x), blocking)
 
         owns = blocking.plan.packs_own(self._uses(fn, x, blocking.plan.blocks))
-        if self.spec.panel(self.elem) * BITS[self.elem] // 8 < _LINE_BYTES:
+        if self.spec.panel(self.elem) * BITS[self.elem] // 8 < LINE_BYTES:
             owns = fn.and_(owns, fn.not_(self._crowds(host, x)))
         return fn.if_else(owns, own, pack_first, [])
 
@@ -284,7 +285,7 @@ class Matmul:
         """Whether the lines of B's rows crowd few sets of the second-level cache: of those that two panels share, the second one
         would find none there."""
         fn, stride = host.fn, x.b_strides[2]
-        g = fn.max(fn.and_(stride, fn.sub(0, stride)), _LINE_BYTES)
+        g = fn.max(fn.and_(stride, fn.sub(0, stride)), LINE_BYTES)
         return fn.cmp("gt", fn.mul(x.k, g), host.l2_bytes)
 
     @staticmethod

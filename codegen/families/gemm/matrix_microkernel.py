@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dhlo.codegen.kernel_ir.builder import I8, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.target import LINE_BYTES
 
 if TYPE_CHECKING:
     from dhlo.codegen.families.gemm.register_tile import TileSpec
@@ -21,8 +22,6 @@ _SIDE, _UNIT = 2, 4
 _DEPTH = _SIDE * _UNIT
 # Products in one iteration of the unrolled k loop; more only grows the code.
 _PRODUCTS_PER_ITERATION = 24
-# Rows' steps of k that are packed at a time: a line of each.
-_LINE_BYTES = 64
 
 
 def emit_matrix_sums(
@@ -123,10 +122,10 @@ def emit_pack_matrix_rows(module: KernelModule) -> str:
 
     def lines() -> list[V]:
         """Where k is contiguous: a line of each row, and so on. Returns the steps that are done."""
-        whole = fn.divu(k, _LINE_BYTES)
-        each = _LINE_BYTES // _DEPTH
+        whole = fn.divu(k, LINE_BYTES)  # steps of k that are packed at a time: a line of each row
+        each = LINE_BYTES // _DEPTH
         with fn.loop(0, whole) as line, fn.loop(0, rows) as r:
-            at = fn.gep(src, fn.add(fn.mul(r.iv, row_stride), fn.mul(line.iv, _LINE_BYTES)), I8)
+            at = fn.gep(src, fn.add(fn.mul(r.iv, row_stride), fn.mul(line.iv, LINE_BYTES)), I8)
             for i in range(each):
                 put(r.iv, fn.add(fn.mul(line.iv, each), i), fn.load(fn.gep(at, i * _DEPTH, I8), I64, 1))
         return [fn.mul(whole, each)]

@@ -11,6 +11,7 @@ from dhlo.codegen.families.gemm.register_tile import SIGN_BITS, TileSpec, accumu
 from dhlo.codegen.families.gemm.sides import PackedRows, Panel, RowsInPlace, RowsToPack, after_sums
 from dhlo.codegen.families.gemm.tile_memory import RoundedTile, TileMemory
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.target import LINE_BYTES
 
 __all__ = ["emit_microkernel", "emit_microkernel_table", "emit_packing_table", "least_packing"]
 
@@ -25,7 +26,6 @@ _PREFETCH_LOCALITY = 2
 # second time, so many bytes after the first. In rows of B as it lies there are columns that were read before;
 # where tiles are narrower than panels (x86-64-v3, on a Zen 5 with two threads) it's worse without, which isn't understood.
 _RETRY_ROWS, _RETRY_BYTES = 5, 2048
-_LINE_BYTES = 64
 _ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64), ("ahead", PTR), ("ahead_step", I64))
 _PLACED_ARGS, _ROUNDED_ARGS = (("ld", I64),), (("to", PTR), ("ld", I64))
 # Tiles of fewer rows don't hide the packing of B.
@@ -153,7 +153,7 @@ class _Ahead:
     @classmethod
     def of(cls, fn: Fn, elem: str, spec: TileSpec, mr: int, vectors: int, address: V, step: V, *, apart: bool) -> _Ahead:
         """As many bytes as a tile reads of B. `apart`: they are pieces of its rows, not of panels."""
-        row = range(0, vectors * spec.lanes(elem) * BITS[unit(elem)] // 8, _LINE_BYTES)
+        row = range(0, vectors * spec.lanes(elem) * BITS[unit(elem)] // 8, LINE_BYTES)
         return cls(fn, address, step, [*row, *([-_RETRY_BYTES] if mr >= _RETRY_ROWS and not apart else [])])
 
     def at(self, k: V) -> V:

@@ -16,6 +16,7 @@ from dhlo.codegen.families.gemm.pack_rows import emit_pack_rows, load_unit, memo
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.target import LINE_BYTES
 
 __all__ = ["PACK_AHEAD", "emit_pack_b_kernel", "emit_pack_b_panel", "pack_b", "pack_matrix"]
 
@@ -28,7 +29,6 @@ _PREFETCH_LOCALITY = 2
 # A whole B is packed by so many bytes of so many rows at a time, panel after panel of them: each row may be another page, and the
 # processor's first store of page addresses has room for so many.
 _PIECE_BYTES, _PIECE_ROWS = 1024, 64
-_LINE_BYTES = 64
 # Of rows of bytes that are taken apart in a register of any target.
 _ZIPPED_BYTES = 16
 # From vectors of so many bits on, a row of a panel of bytes is spread over lanes of 128 bits, two of whose halves are taken apart.
@@ -140,9 +140,9 @@ class _PanelPacking:
     def _load(self, v: int, mask: V | None, k: V) -> V:
         """A vector of the row k."""
         fn, elem, ty = self.fn, self.elem, self.zero.type
-        if self.fetches and v * self.lanes * BITS[elem] // 8 % _LINE_BYTES == 0:
+        if self.fetches and v * self.lanes * BITS[elem] // 8 % LINE_BYTES == 0:
             later = fn.gep(self.src, fn.mul(fn.add(k, self.rows_ahead), self.k_stride), elem)
-            fn.prefetch(fn.gep(fn.gep(later, v * self.lanes, elem), _LINE_BYTES - 1, I8), _PREFETCH_LOCALITY)
+            fn.prefetch(fn.gep(fn.gep(later, v * self.lanes, elem), LINE_BYTES - 1, I8), _PREFETCH_LOCALITY)
         at = fn.gep(fn.gep(self.src, fn.mul(k, self.k_stride), elem), v * self.lanes, elem)
         return fn.load(at, ty, BITS[elem] // 8) if mask is None else fn.masked_load(at, mask, self.zero)
 

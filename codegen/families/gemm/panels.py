@@ -9,11 +9,10 @@ from typing import Protocol
 from dhlo.codegen.families.gemm.pack import emit_pack_b_panel
 from dhlo.codegen.families.gemm.register_tile import TileSpec, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I64, PTR, Fn, V
+from dhlo.codegen.target import LINE_BYTES
 from dhlo.errors import InternalError
 
 __all__ = ["Chunk", "PackedPanels", "PanelSource", "StridedPanels"]
-
-_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -134,4 +133,4 @@ class StridedPanels:
         at = fn.add(fn.mul(column, b_n), fn.mul(fn.add(fn.mul(first, together), turn), b_k))
         by_rows = fn.cmp("eq", b_n, 1)
         step = fn.select(by_rows, fn.mul(b_k, together * BITS[elem] // 8), 0)
-        return fn.gep(fn.gep(b, at, elem), _LINE_BYTES - 1, I8), step
+        return fn.gep(fn.gep(b, at, elem), LINE_BYTES - 1, I8), step

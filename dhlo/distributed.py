@@ -42,9 +42,16 @@ class Communicator:
     """
 
     def __init__(self, groups: Groups) -> None:
-        self.native = _runtime.Communicator(self._find, self._run)
         self._lock = threading.Lock()
         self.bind(groups)
+        # The last operation, and so its tensors: a group's thread that is late to forget them would need Python's lock, and end the
+        # process where the interpreter is gone. It comes behind the groups, whose threads end first.
+        self._last: Any = None
+
+    @property
+    def native(self) -> _runtime.Communicator:
+        """What sessions and engines call. They keep this; kept here it would keep itself, and the groups with their threads."""
+        return _runtime.Communicator(self._find, self._run)
 
     def bind(self, groups: Groups) -> None:
         """Takes other groups. Raises TypeError for what are none."""
@@ -100,8 +107,8 @@ class Communicator:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError("another session is in an operation of the same process groups: run one at a time")
         try:
-            work, out = _start(kind, self.group(group), x, y, how, root, splits)
-            _wait(work, timeout_ns, stopped)
+            self._last, out = _start(kind, self.group(group), x, y, how, root, splits)
+            _wait(self._last, timeout_ns, stopped)
             y.copy_(out)
         except BaseException as e:
             self._broken = f"{kind} of '{group}': {str(e) or type(e).__name__}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import gc
 import json
 import pickle
 import random
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,23 @@ def test_every_operation(model: CompiledModel, program: ExportedProgram) -> None
             torch.testing.assert_close(got, want)
             torch.testing.assert_close(limited, want)
             torch.testing.assert_close(tuple(oracle), want)
+
+
+def test_groups_end_with_what_calls_them() -> None:
+    """Their threads end when the last session does, and not when memory happens to be searched for cycles, or the process ends."""
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, datetime.timedelta(seconds=20))
+    x, y, seen = torch.ones(3), torch.zeros(3), weakref.ref(group)
+    world = Communicator(group)
+    world.exchange("all_reduce", "0", x, y, how="sum", root=0, splits=[])
+    session = world.native
+    gc.disable()
+    try:
+        del group, world
+        assert seen() is not None and torch.equal(x, y)
+        del session
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_rows_may_be_shared_unevenly() -> None:

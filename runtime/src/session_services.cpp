@@ -192,7 +192,9 @@ int32_t dhlo_session::serve_launch(dhlo_abi_call* call, dhlo_kernel fn, const in
     return 0;
   }
   const int64_t most = self->num_threads * (limited ? kFineChunksPerThread : kChunksPerThread);
-  const int64_t chunks = std::min({count / grain, most, dhlo::Pool::kMaxChunks});
+  int64_t chunks = std::min({count / grain, most, dhlo::Pool::kMaxChunks});
+  // As many for each thread, unless they are single items: five for two threads take as long as six.
+  if (chunks > self->num_threads && chunks < count) chunks -= chunks % self->num_threads;
   return self->run_chunks(
       {fn, args, count, chunks, common.scratch.data(), common.scratch_stride, &self->stop, self->tracing});
 }

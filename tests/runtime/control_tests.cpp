@@ -91,7 +91,7 @@ void test_trace_of_host_threads() {
 
 struct Steps {  // toy_steps of toy_model.c
   int64_t items = 0, stop_at = -1;
-  int32_t cancel = 0;
+  int32_t cancel = 0, chunks = 0;
 };
 
 void point_gate(const dhlo::Session& session, const void* target) {
@@ -140,6 +140,20 @@ void test_cancel_within_a_launch() {
     steps.cancel = 0;
     CHECK(run_with(session, whole, run_options(0, &steps.cancel)) == DHLO_OK && steps.cancel == 1);
     CHECK(steps.items == 640 && whole.right(session.get()) && steps_done(session) == 2);
+  }
+}
+
+// Threads get as many chunks each, where there are more than threads.
+void test_chunks_of_a_launch() {
+  const int64_t threads[] = {2, 3, 8}, wanted[] = {4, 3, 5};
+  for (int i = 0; i < 3; ++i) {
+    const dhlo::Model model = make_model_with_threads(threads[i]);
+    dhlo::Session session(model);
+    Steps steps;
+    point_gate(session, &steps);
+    Call call(5, 9);
+    CHECK(call.run(session.get()) == DHLO_OK && call.right(session.get()));
+    CHECK(steps.items == 16 && steps.chunks == wanted[i]);
   }
 }
 
@@ -300,6 +314,7 @@ void test_element_types() {
 void test_control() {
   test_element_types();
   test_cancel_within_a_launch();
+  test_chunks_of_a_launch();
   test_cancel_from_another_thread();
   test_timeout();
   test_state_in_place();

@@ -311,7 +311,7 @@ class Serving:
         int | None, typer.Option(min=1, help="Answers in work at once; as many as there is room for, up to 256.")
     ] = None
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that wait; more are told to come again.")] = 1024
-    max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step: longer prompts go in parts.")] = 512
+    max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step: longer prompts go in parts.")] = 256
     preemption: Annotated[
         str,
         typer.Option(

@@ -80,7 +80,8 @@ class SamplingParams:
     ignore_eos: bool = False
     """Take no notice of `EngineOptions.eos_tokens`."""
     priority: int = 0
-    """Requests of lower numbers go first, and those of higher ones give up their blocks first."""
+    """Requests of lower numbers go first, and those of higher ones give up their blocks first. Among equals, shorter prompts go
+    before longer ones that came not much earlier."""
     timeout: float | None = None
     """Seconds until the request ends with FinishReason.DEADLINE."""
     cache_salt: str = ""
@@ -160,7 +161,7 @@ class EngineOptions:
 
     cache_bytes: int | None = None
     """Memory for the pools; None: a quarter of what the machine has free."""
-    max_step_tokens: int = 512
+    max_step_tokens: int = 256
     """Tokens of a step at most: prompts that are longer go in parts."""
     max_sequences: int | None = None
     """Choices in a step at most, no more than its tokens; None: as many, up to 256."""

@@ -151,6 +151,20 @@ int64_t Cache::first_seen(const Group& group, int64_t position) const {
   return group.window == 0 ? 0 : std::max<int64_t>(position - group.window + 1, 0) / block_slots_;
 }
 
+// Groups with windows may lack blocks that aren't needed, so one that has the block suffices.
+int64_t Cache::known(Tokens prompt, std::string_view salt) const noexcept {
+  if (!prefix_ || prompt.size() == 0) return 0;
+  Digest key = root_key(model_, salt);
+  const int64_t most = most_known(static_cast<int64_t>(prompt.size()));
+  for (int64_t i = 0; i < most; ++i) {
+    key = block_key(key, {prompt.data() + i * block_slots_, static_cast<size_t>(block_slots_)});
+    if (std::none_of(groups_.begin(), groups_.end(),
+                     [&](const Group& group) { return group.blocks.index().find(key) >= 0; }))
+      return i * block_slots_;
+  }
+  return most * block_slots_;
+}
+
 Sequence Cache::begin(Tokens prompt, std::string_view salt) {
   State* state = take_state();
   if (state == nullptr) return {};

@@ -145,6 +145,8 @@ class Cache {
   // Takes the blocks of the longest known beginning of the prompt: whole blocks, at most prompt.size() - 1 tokens. Only
   // what was computed under the same salt is known. An empty Sequence if there is no memory.
   Sequence begin(Tokens prompt, std::string_view salt);
+  // About how many tokens begin() would find in the pools now.
+  int64_t known(Tokens prompt, std::string_view salt) const noexcept;
   // Room for so many tokens in all. Blocks that will be written to are the sequence's own afterwards (copy on write),
   // so it must be called before tokens are written, even where there is room. False: too little room, nothing has
   // changed.

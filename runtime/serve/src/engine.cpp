@@ -62,6 +62,7 @@ uint64_t Engine::submit(const int32_t* prompt, int64_t num_tokens, const dhlo_sa
   if (unbegun_ >= max_waiting_)
     throw Error(DHLO_BUSY, "the engine has " + std::to_string(unbegun_) + " requests waiting, as many as it may");
   request->id = last_id_ + 1;
+  request->came = tokens_scheduled_;
   outbox_.reserve(request->choices.size());
   ended_.reserve(requests_.size() + 1);
   Choice* const first = &request->choices.front();

@@ -78,7 +78,7 @@ class Engine {
     size_t kind = 0;
     bool by_model = false;
   };
-  using Waiting = std::set<Choice*, Earlier>;
+  using Waiting = std::set<Choice*, Sooner>;
 
   // engine.cpp: the thread, and what a step is made of.
   void run() noexcept;
@@ -126,6 +126,8 @@ class Engine {
   void schedule();
   void schedule_decodes();
   void schedule_prompts();
+  Choice* next_prompt() const;
+  void look_up_arrived();
   DraftPlan plan_drafts(Choice& choice, int64_t slack);
   DraftPlan plan_lookup(Choice& choice, int64_t most, PromptLookup::Match match);
   DraftPlan plan_model(Choice& choice, int64_t most);
@@ -203,7 +205,8 @@ class Engine {
   int64_t next_deadline_ = INT64_MAX;
   bool sweep_ = false;  // a request that has begun was cancelled
   bool draining_ = false, closing_ = false, closed_ = false;
-  uint64_t last_id_ = 0;
+  uint64_t last_id_ = 0, last_looked_up_ = 0;
+  int64_t tokens_scheduled_ = 0;  // of all steps
   Events outbox_;
   std::array<int64_t, DHLO_FINISH_ERROR + 1> finished_{};
   dhlo_engine_stats stats_{};

@@ -1,6 +1,7 @@
 // Requests, and the choices that they are made of.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -55,6 +56,7 @@ struct Choice {
   const char* error = "";
   bool ended = false;      // its last event is made
   bool scheduled = false;  // it is in the step
+  bool passed = false;     // there is no room for it in the step
   TokenCounts counts;      // if penalties are asked for
   StopState stops;         // if there are stop strings
   PromptLookup lookup;     // if drafts are made by it
@@ -107,7 +109,9 @@ struct Request {
   bool forked = false;                 // all choices run by themselves
   std::unique_ptr<BeamSearch> search;  // null: none
   int64_t cached_tokens = 0;
-  int64_t live = 0;  // choices that haven't ended, those that are told of
+  int64_t live = 0;          // choices that haven't ended, those that are told of
+  int64_t came = 0;          // with so many tokens in all steps before
+  int64_t known_tokens = 0;  // of the prompt, to the cache, when it came
   std::atomic<bool> cancelled{false};
 };
 
@@ -117,12 +121,28 @@ inline int64_t Choice::goal() const {
   return request->forked ? size() - 1 : request->prompt_tokens;
 }
 
-// Who goes first.
+// Who keeps its blocks.
 struct Earlier {
   bool operator()(const Choice* a, const Choice* b) const {
     if (a->request->priority != b->request->priority) return a->request->priority < b->request->priority;
     if (a->request->id != b->request->id) return a->request->id < b->request->id;
     return a->index < b->index;
+  }
+};
+
+// Whose prompt goes first: by when it came, counted in tokens of steps, and kAgeTokens for each that is left to
+// compute. So shorter prompts go before longer ones, and none before one that has waited for kAgeTokens times as many
+// tokens as that has left. What a choice that waits has computed is 0: its place never changes.
+constexpr int64_t kAgeTokens = 4;
+struct Sooner {
+  static int64_t rank(const Choice& choice) {
+    const Request& request = *choice.request;
+    return request.came + kAgeTokens * (request.prompt_tokens - std::max(choice.computed, request.known_tokens));
+  }
+  bool operator()(const Choice* a, const Choice* b) const {
+    if (a->request->priority != b->request->priority) return a->request->priority < b->request->priority;
+    const int64_t first = rank(*a), second = rank(*b);
+    return first != second ? first < second : Earlier()(a, b);
   }
 };
 

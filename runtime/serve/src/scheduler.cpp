@@ -1,4 +1,5 @@
-// What the next step computes: a token of each choice that decodes, then parts of prompts, by priority and arrival.
+// What the next step computes: a token of each choice that decodes, then parts of prompts, by priority,
+// arrival and length.
 #include <algorithm>
 #include <chrono>
 #include <new>
@@ -40,12 +41,14 @@ void Engine::expire(int64_t now) {
 
 void Engine::schedule() {
   items_.clear();
-  for (Choice* choice : running_) choice->scheduled = false;
+  for (Choice* choice : running_) choice->scheduled = choice->passed = false;
   drafts_.clear();
   budget_ = max_step_tokens_;
+  look_up_arrived();
   fetch_ahead();
   schedule_decodes();
   schedule_prompts();
+  tokens_scheduled_ += max_step_tokens_ - budget_;
   if (!items_.empty()) fetching_ = 0;
   if (!items_.empty() || fetching_ != 0) return;
   // Requests that can't fit are refused, and the first choice may take all others' blocks: this is for a cache that
@@ -133,23 +136,45 @@ Engine::DraftPlan Engine::plan_model(Choice& choice, int64_t most) {
   return {drafts, speed, cost(drafts) / times + seen, 0, true};
 }
 
+// What the cache knows of prompts that came since the last step, which gives them other places among those that wait.
+void Engine::look_up_arrived() {
+  while (last_looked_up_ < last_id_) {
+    const auto found = requests_.find(++last_looked_up_);
+    if (found == requests_.end()) continue;
+    Choice& first = found->second->choices.front();
+    Waiting::node_type node = waiting_.extract(&first);
+    if (node.empty()) continue;
+    const Tokens prompt{first.tokens.data(), first.tokens.size()};
+    found->second->known_tokens = cache_->known(prompt, found->second->salt);
+    waiting_.insert(std::move(node));
+  }
+}
+
+// Of those that run.
+Choice* Engine::next_prompt() const {
+  Choice* next = nullptr;
+  for (Choice* choice : running_)
+    if (!choice->scheduled && !choice->passed && choice->computed != choice->goal() &&
+        (next == nullptr || Sooner()(choice, next)))
+      next = choice;
+  return next;
+}
+
 void Engine::schedule_prompts() {
   bool admits = true;
-  for (size_t i = 0; budget_ > 0;) {
-    while (i < running_.size() && (running_[i]->scheduled || running_[i]->computed == running_[i]->goal())) ++i;
-    Choice* next = i < running_.size() ? running_[i] : nullptr;
-    Choice* first = admits && !waiting_.empty() ? *waiting_.begin() : nullptr;
-    if (first != nullptr && (next == nullptr || Earlier()(first, next))) {
+  while (budget_ > 0) {
+    Choice* const next = next_prompt();
+    Choice* const first = admits && !waiting_.empty() ? *waiting_.begin() : nullptr;
+    if (first != nullptr && (next == nullptr || Sooner()(first, next))) {
       admits = admit(*first);
-      // Choices behind it may have given up their blocks; those before it stay where they are.
-      i = std::min(i, running_.size());
-      if (admits) i = static_cast<size_t>(std::find(running_.begin(), running_.end(), first) - running_.begin());
       continue;
     }
     if (next == nullptr) return;
     const int64_t end = std::min(next->goal(), next->computed + std::min(budget_, evict(*next)));
-    if (make_room(*next, end)) add_item(*next, end, 0, {});
-    ++i;
+    if (make_room(*next, end))
+      add_item(*next, end, 0, {});
+    else
+      next->passed = true;
   }
 }
 

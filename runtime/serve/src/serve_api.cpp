@@ -43,7 +43,7 @@ void dhlo_engine_options_init(dhlo_engine_options* options) {
   *options = dhlo_engine_options{};
   options->struct_bytes = sizeof *options;
   options->own_thread = 1;
-  options->max_step_tokens = 512;
+  options->max_step_tokens = 256;
   options->max_waiting = 1024;
   options->prefix_cache = 1;
   options->draft_tokens = 8;

@@ -267,6 +267,87 @@ void test_order() {
   read(engine, answers, 11);
 }
 
+// Requests of a token each, in the order in which they end; `submit` gives the number that stands for one.
+struct Queue {
+  dhlo::Engine engine;
+  Random random{5};
+  std::map<uint64_t, int> numbers;
+  std::vector<int> ended;
+
+  explicit Queue(int64_t step_tokens, int64_t sequences = 8)
+      : engine(toy::model(), options_of(step_tokens, sequences)) {}
+  static const dhlo_engine_options* options_of(int64_t step_tokens, int64_t sequences) {
+    static dhlo_engine_options options;
+    options = ::options_of(100, step_tokens, false);
+    options.max_sequences = sequences;
+    return &options;
+  }
+  void submit(int number, const std::vector<int32_t>& prompt, int32_t priority = 0) {
+    dhlo_sampling sampling = greedy_sampling(1);
+    sampling.priority = priority;
+    numbers[engine.submit(prompt, &sampling)] = number;
+  }
+  void submit(int number, int64_t tokens, int32_t priority = 0) { submit(number, prompt_of(random, tokens), priority); }
+  bool step() {
+    if (!engine.step()) return false;
+    for (const dhlo_event* event : engine.poll(std::chrono::seconds(0))) {
+      CHECK(event->finish == DHLO_FINISH_LENGTH);
+      ended.push_back(numbers[event->request]);
+    }
+    return true;
+  }
+  const std::vector<int>& all() {
+    while (step()) continue;
+    check_idle(engine);
+    return ended;
+  }
+};
+
+// Prompts go by priority, then by when they came and how long they are.
+void test_order_of_prompts() {
+  for (const int64_t sequences : {1, 8}) {
+    Queue queue(8, sequences);
+    queue.submit(0, 100);
+    queue.submit(1, 30);
+    queue.submit(2, 20);
+    queue.submit(3, 30);
+    queue.submit(4, 200, -1);
+    CHECK((queue.all() == std::vector<int>{4, 2, 1, 3, 0}));
+  }
+  {
+    Queue begun(8);  // a long one gives way, and goes on where it was
+    begun.submit(0, 100);
+    for (int i = 0; i < 5; ++i) begun.step();
+    begun.submit(1, 60);
+    begun.submit(2, 20);
+    CHECK((begun.all() == std::vector<int>{2, 0, 1}));
+    CHECK(begun.engine.stats().prompt_tokens == 180);
+  }
+  {
+    Queue queue(8);  // none waits for ever: a step of others' after each, and 160 tokens of shorter ones come first
+    queue.submit(-1, 40);
+    for (int i = 0; i < 60; ++i) {
+      queue.submit(i, 8);
+      queue.step();
+    }
+    const std::vector<int>& ended = queue.all();
+    const auto at = std::find(ended.begin(), ended.end(), -1) - ended.begin();
+    CHECK(at == 16);
+    CHECK(std::is_sorted(ended.begin() + at + 1, ended.end()) && ended.size() == 61);
+  }
+  {
+    Queue queue(8);  // what the cache knows doesn't count
+    std::vector<int32_t> known = prompt_of(queue.random, 96);
+    queue.submit(0, known);
+    queue.all();
+    for (const int32_t token : prompt_of(queue.random, 20)) known.push_back(token);
+    queue.submit(1, 30);
+    queue.submit(2, known);
+    CHECK((queue.all() == std::vector<int>{0, 2, 1}));
+    CHECK(queue.engine.stats().cached_tokens == 96);
+  }
+}
+
 void test_failures() {
   dhlo_engine_options options = options_of(20, 64, true);
   dhlo::Engine engine(toy::model(), &options);
@@ -951,6 +1032,7 @@ int main(int argc, char** argv) {
   test_drafts_wait_until_choices_part();
   test_drafts_end_with_positions();
   test_order();
+  test_order_of_prompts();
   test_swapping();
 #if COUNTS_ALLOCATIONS
   test_short_memory();

@@ -97,7 +97,7 @@ typedef struct dhlo_engine_options {
   uint32_t struct_bytes;
   int32_t own_thread;      /* default 1: steps run on a thread of the engine's. 0: in dhlo_engine_step */
   int64_t cache_bytes;     /* memory of the pools; 0: a quarter of what the machine, or the control group, has free */
-  int64_t max_step_tokens; /* of a step; longer prompts go in parts; default 512 */
+  int64_t max_step_tokens; /* of a step; longer prompts go in parts; default 256 */
   int64_t max_sequences;   /* choices in work at once, at most max_step_tokens; 0: as many, up to 256 */
   int64_t max_waiting;     /* requests that wait for their beginning; default 1024 */
   int64_t max_positions;   /* tokens of prompt and choice together; 0: as many as fit into the pools, and as the model's

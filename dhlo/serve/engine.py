@@ -7,6 +7,7 @@ what they say, without Python's lock, and hands it on to whoever waits for a req
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from dataclasses import fields
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, SupportsFloat, SupportsIndex
+from typing import TYPE_CHECKING, Self, SupportsFloat, SupportsIndex, TypeAlias
 
 from dhlo import _runtime
 from dhlo.errors import ContractError, DeadlineError, translate
@@ -64,6 +65,8 @@ _FINISHES = (
     FinishReason.ERROR,
 )
 
+_Waiter: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
+
 
 class Request:
     """A request that an engine has taken. Its events can be gone through any number of times, by any thread."""
@@ -77,7 +80,7 @@ class Request:
         self._events = list[Event]()
         self._ended = False
         self._changed = threading.Condition()
-        self._waiters = list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]()
+        self._waiters = list[_Waiter]()
 
     @property
     def cached_tokens(self) -> int:
@@ -144,8 +147,8 @@ class Request:
         tokens = tuple(t for e in events for t in e.tokens)
         return Choice(tokens, last.finish, tuple(x for e in events for x in e.logprobs), last.stop, last.error, last.score)
 
-    def _take(self, events: Sequence[_runtime.EngineEvent]) -> None:
-        """Called by the dispatcher's thread."""
+    def _take(self, events: Sequence[_runtime.EngineEvent]) -> list[_Waiter]:
+        """Called by the dispatcher's thread, which wakes those that are returned."""
         made = [
             Event(
                 choice,
@@ -166,16 +169,23 @@ class Request:
             waiters, self._waiters = self._waiters, []
         if self._ended:
             self._engine = None
-        for loop, waiter in waiters:
-            try:
-                loop.call_soon_threadsafe(_wake, waiter)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                continue
+        return waiters
 
 
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+def _wake(waiters: Sequence[_Waiter]) -> None:
+    """Wakes all of a loop at once: each call into a loop's thread is a write, and may make this thread wait for that one."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for loop, waiter in waiters:
+        by_loop.setdefault(loop, []).append(waiter)
+    for loop, its in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_end_wait, its)
+
+
+def _end_wait(waiters: Sequence[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
 
 
 class _Requests:
@@ -193,8 +203,7 @@ class _Requests:
                 grouped.setdefault(event[0], []).append(event)
             with self.changed:
                 taken = [(self.by_id[id], mine) for id, mine in grouped.items()]
-            for request, mine in taken:
-                request._take(mine)
+            _wake([waiter for request, mine in taken for waiter in request._take(mine)])
             with self.changed:
                 for request, mine in taken:
                     if mine[-1][3]:

@@ -4,6 +4,7 @@ computed again, tokens and log-probabilities are those of each sequence alone.""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -607,6 +608,21 @@ def test_event_loops(step: CompiledModel) -> None:
     with Engine(step) as engine:
         want = [list(o.choices[0].tokens) for o in engine.generate([[i] for i in range(1, 9)], GREEDY)]
         assert asyncio.run(main(engine)) == want
+
+
+def test_event_loops_are_woken_once_for_all_that_a_step_brings(step: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def tokens(engine: Engine, prompt: list[int]) -> int:
+        return sum([len(event.tokens) async for event in engine.submit(prompt, GREEDY)])
+
+    async def main(engine: Engine) -> int:
+        return sum(await asyncio.gather(*(tokens(engine, [i]) for i in range(1, 9))))
+
+    loop, calls = asyncio.new_event_loop(), list[object]()
+    wake = loop.call_soon_threadsafe
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *args: (calls.append(args), wake(*args)))
+    with contextlib.closing(loop), Engine(step) as engine:
+        made = loop.run_until_complete(main(engine))
+        assert 0 < len(calls) <= engine.stats().steps < made
 
 
 def test_many_threads(step: CompiledModel) -> None:

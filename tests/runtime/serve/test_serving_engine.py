@@ -533,7 +533,7 @@ LONG = SamplingParams(temperature=0.0, max_tokens=100_000)
 
 def test_cancels_and_deadlines(step: CompiledModel) -> None:
     with Engine(step, EngineOptions(max_sequences=2)) as engine:
-        running = [engine.submit([1, 2, 3], LONG) for _ in range(2)]
+        running = [engine.submit([3], LONG) for _ in range(2)]
         waiting = engine.submit([4], LONG)
         late = engine.submit([4], replace(LONG, timeout=0.05))
         at_once = engine.submit([4], replace(LONG, timeout=0.0))

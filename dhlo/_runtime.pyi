@@ -264,6 +264,8 @@ class Engine:
         evict_sinks: int,
         evict_recent: int,
         evict_by: int,
+        encoder: Model | None,
+        max_source_positions: int,
     ) -> Self: ...
     def submit(self, prompt: ReadableBuffer, /, *params: object) -> int:
         """Takes a request, whose id it returns; see `dhlo.serve.engine` for what follows the prompt's int32."""

@@ -95,7 +95,8 @@ class Options:
     pages     arguments (names or patterns) that are caches [batch, heads, past, depth] which a decoder's step joins keys or values
               to, and how many make a block (16, say): the program becomes a step over packed tokens of many sequences, whose keys
               and values lie in blocks of pools; or such buffers [1, heads, slots, depth] that it keeps, whose rows it replaces; or
-              states [batch, ...] that a step updates in place, of 1 slot. See docs/caches.md
+              states [batch, ...] that a step updates in place, of 1 slot; or keys and values [batch, heads, source, depth] that
+              attention reads and nothing is joined to. See docs/caches.md
     lora      room for adapters of products, which sequences of a step with `pages` choose at each call. See docs/caches.md
     shapes    bounds of sizes, and usual ones, by a dim's name as `signature` shows it, or by input and dim ("ids.1"): the contract
               narrows to them, and the compiler makes use of them. See docs/bounds.md

@@ -259,6 +259,8 @@ def _working(
     with _opened(model, load, lora) as (served, communicator):
         if drafting is not None and drafting.tokenizer.vocabulary != served.tokenizer.vocabulary:
             raise ContractError(f"--draft-model: '{model.draft_model}' has other tokens than '{model.folder}'")
+        if served.encoder is not None:
+            raise ContractError(f"'{model.folder}' holds an encoder-decoder, which needs more than a text: docs/serving.md")
         longest = min((n for n in (served.max_positions, model.max_positions) if n is not None), default=None)
         options = EngineOptions(
             cache_bytes=_bytes(model.cache_gb),

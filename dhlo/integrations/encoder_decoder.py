@@ -31,8 +31,11 @@ __all__ = [
     "ENTRIES",
     "attach_encoder_decoder",
     "compile_encoder_decoder",
+    "cross_step_pages",
+    "cross_step_program",
     "encoder_decoder_programs",
     "is_encoder_decoder",
+    "source_program",
 ]
 
 ENTRIES = ("encoder", "cross", "decoder")
@@ -112,10 +115,105 @@ class _Decoder(torch.nn.Module):
         return out.logits, [x.keys for x in layers], [x.values for x in layers]
 
 
+class _Source(torch.nn.Module):
+    """What the cross attention keeps of a source, whose features are f32."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.encoder, self.cross = _Encoder(model), _Cross(model)
+
+    def forward(self, input_features: torch.Tensor) -> tuple[_Tensors, _Tensors]:
+        return self.run(input_features.to(self.cross.model.dtype))
+
+    def run(self, source: torch.Tensor) -> tuple[_Tensors, _Tensors]:
+        mask = torch.ones(source.shape[0], source.shape[-1], dtype=torch.int64)
+        keys, values = self.cross(self.encoder(source, mask))
+        return keys, values
+
+
+class _Text(_Source):
+    """The same of tokens."""
+
+    def forward(self, input_ids: torch.Tensor) -> tuple[_Tensors, _Tensors]:
+        return self.run(input_ids)
+
+
+class _Step(torch.nn.Module):
+    """`_Decoder`, which computes the logits of the positions that are kept, and sees all of the source."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.decoder, self.head = _Decoder(model), model.get_output_embeddings()
+        self.decoder.windows = [False] * len(self.decoder.windows)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        kept: torch.Tensor,
+        keys: _Tensors,
+        values: _Tensors,
+        cross_keys: _Tensors,
+        cross_values: _Tensors,
+    ) -> tuple[torch.Tensor, _Tensors, _Tensors]:
+        source_mask = torch.ones(input_ids.shape[0], cross_keys[0].shape[2], dtype=torch.int64)
+        hook = self.head.register_forward_pre_hook(lambda _, args: (args[0].index_select(1, kept), *args[1:]))
+        try:
+            out: tuple[torch.Tensor, _Tensors, _Tensors] = self.decoder(
+                input_ids, attention_mask, source_mask, position_ids, keys, values, cross_keys, cross_values
+            )
+        finally:
+            hook.remove()
+        return out
+
+
+def source_program(model: Any) -> ExportedProgram:
+    """What an engine computes of a request's source, once (`EngineOptions.encoder`): of input_features [1, ...] in f32, or of
+    input_ids [1, positions], the keys and then the values [1, heads, positions, depth] of the cross attention of all layers. Raises
+    CompileError where the config doesn't say the features' sizes, and what torch.export raises."""
+    _check(model)
+    source = _example(model)[:1]
+    tokens = model.main_input_name == "input_ids"
+    module, args = (_Text(model), (source,)) if tokens else (_Source(model), (source.float(),))
+    dims: Any = ({1: Dim.AUTO},) if tokens else None
+    with evaluating(model), masks_of_any_sizes():
+        return torch.export.export(module, args, dynamic_shapes=dims, strict=False)
+
+
+def cross_step_program(model: Any) -> ExportedProgram:
+    """A step of the decoder over text, for `Options.pages`: its caches are called keys[0], values[0], ..., and what is kept of the
+    source cross_keys[0], cross_values[0], ... Raises CompileError, and what torch.export raises."""
+    _check(model)
+    batch, length, past = 2, 3, 5
+    with evaluating(model):
+        cross_keys, cross_values = _Source(model).run(_example(model))
+    keys, values = ([x[:, :, :1].repeat(1, 1, past, 1) for x in cross] for cross in (cross_keys, cross_values))
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    positions = torch.arange(past, past + length).expand(batch, length).contiguous()
+    ones = torch.ones(batch, past + length, dtype=torch.int64)
+    two, cached = {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
+    args = (ids, ones, positions, torch.tensor([0, 2]), keys, values, cross_keys, cross_values)
+    dims = (two, two, two, {0: Dim.AUTO}, *([cached] * len(keys) for _ in range(4)))
+    with evaluating(model), masks_of_any_sizes():
+        return torch.export.export(_Step(model), args, dynamic_shapes=dims, strict=False)
+
+
+def cross_step_pages(block_slots: int) -> dict[str, int]:
+    """`Options.pages` for `cross_step_program`, with so many slots in a block."""
+    return dict.fromkeys(("keys*", "values*", "cross_keys*", "cross_values*"), block_slots)
+
+
 def is_encoder_decoder(model: Any) -> bool:
     """Whether `compile_encoder_decoder` takes a model."""
     names = set(inspect.signature(model.forward).parameters)
-    return bool(model.config.is_encoder_decoder) and names >= {*_TAKES, model.main_input_name} and model.can_generate()
+    joined = getattr(model.config, "is_encoder_decoder", False)
+    return bool(joined) and names >= {*_TAKES, model.main_input_name} and model.can_generate()
+
+
+def _check(model: Any) -> None:
+    if not is_encoder_decoder(model):
+        raise CompileError(f"{type(model).__name__} isn't an encoder-decoder that generates and takes {', '.join(sorted(_TAKES))}")
 
 
 def compile_encoder_decoder(model: Any, source: torch.Tensor | None = None, **options: Any) -> CompiledModel:
@@ -135,8 +233,7 @@ def compile_encoder_decoder(model: Any, source: torch.Tensor | None = None, **op
 
 def encoder_decoder_programs(model: Any, source: torch.Tensor | None = None) -> dict[str, ExportedProgram]:
     """The programs that `compile_encoder_decoder` compiles, by entry. Raises CompileError, and what torch.export raises."""
-    if not is_encoder_decoder(model):
-        raise CompileError(f"{type(model).__name__} isn't an encoder-decoder that generates and takes {', '.join(sorted(_TAKES))}")
+    _check(model)
     tokens = model.main_input_name == "input_ids"
     if source is None:
         source = _example(model)

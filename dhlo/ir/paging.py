@@ -42,6 +42,13 @@ class Paging:
     """[C, ...]: what is kept of C sequences at most, of fixed size."""
     by_order: bool = False
     """Tokens see the keys before them in tables and their own, whatever their positions are."""
+    cross: tuple[int, ...] = ()
+    """[heads, slots, depth]: pools of keys and values of what sequences are about (an encoder's output), which a run only reads:
+    all of a sequence's tokens see all of its own."""
+    cross_tables: int | None = None
+    """i32 [B, M]: the blocks of each sequence in these, as many slots each as in the others."""
+    cross_lengths: int | None = None
+    """i32 [B]: how many keys each has there."""
 
 
 def mark_paging(
@@ -52,8 +59,9 @@ def mark_paging(
     max_positions: int = 0,
     by_order: bool = False,
 ) -> None:
-    """Says what each argument is: "positions", "starts", "lengths", "cells", "state", or, of a group, "slots", "tables"
-    and "pool", which is followed by which pools, counted in the order of arguments, have its keys and its scales (-1: none)."""
+    """Says what each argument is: "positions", "starts", "lengths", "cells", "state", "cross", "cross_tables", "cross_lengths", or,
+    of a group, "slots", "tables" and "pool", which is followed by which pools, counted in the order of arguments, have its keys and
+    its scales (-1: none)."""
     for k, role in roles.items():
         text = role if isinstance(role, str) else " ".join(map(str, role))
         mark_argument(block, k, {_ROLE: ir.StringAttr.get(text)}, without="dhlo.page")
@@ -95,6 +103,9 @@ def paging_of(block: Any) -> Paging | None:
         found.get(("cells",)),
         tuple(k for k, role in sorted(roles.items()) if role == ("state",)),
         _BY_ORDER in block.owner.attributes,
+        tuple(k for k, role in sorted(roles.items()) if role == ("cross",)),
+        found.get(("cross_tables",)),
+        found.get(("cross_lengths",)),
     )
 
 

@@ -4,6 +4,9 @@ A program of a batch of sequences [batch, tokens], with caches [batch, heads, pa
 one sequence behind the other. What computes token by token stays as it is; attention finds its sequence's keys and values by a
 table of blocks; positions are an argument. What a step does is decided by its sizes: prompts, parts of prompts, single tokens and
 drafts are the same program. Of a program that takes one token of each sequence, [batch, 1], the batch becomes the row.
+
+Keys and values [batch, heads, source, depth] that attention reads and nothing is joined to, those of a source that a decoder's text
+is about, become pools, too: another table has the blocks of each sequence, and a vector how many keys it has there.
 """
 
 from __future__ import annotations
@@ -113,6 +116,8 @@ class _Inputs:
     tables: Any  # i32 [B, M]: the blocks of each sequence
     starts: Any  # i32 [B + 1]: its tokens are starts[b] to starts[b + 1] - 1
     lengths: Any  # i32 [B]: its keys, those of its tokens included
+    cross_tables: Any = None  # i32 [B, N]: the blocks of its source, if the program has such
+    cross_lengths: Any = None  # i32 [B]: the keys of that
 
 
 @dataclass(frozen=True)
@@ -138,8 +143,11 @@ class _Paging:
             raise CompileError("pages: caches of a program have blocks of one size, of a slot or more")
         self.caches = _caches(block)
         self.tokens = _sizes(self.caches)
+        self.cross = [block.arguments[k] for k in _sources(block)]
+        """Keys and values of sources."""
         first = len(block.arguments)  # what grows has names of sizes below this
-        self.slots, self.sequences, self.blocks = (symbol(f"cap{first + i}") for i in range(3))
+        sizes = [symbol(f"cap{first + i}") for i in range(5)]
+        self.slots, self.sequences, self.blocks, self.cross_slots, self.cross_blocks = sizes
         self.states = paging_of(block)
         """What is kept of sequences in states of fixed size, besides: their starts and lengths are those of tokens, too."""
         if self.states is not None and not self.tokens.single:
@@ -155,7 +163,7 @@ class _Paging:
         inputs = self._add_inputs()
         row: dict[Any, sympy.Expr] = {self.tokens.past: self.context - self.tokens.new}
         if self.tokens.single:
-            take_row(self.block, self.tokens.batch, {c.argument for c in self.caches})
+            take_row(self.block, self.tokens.batch, {*(c.argument for c in self.caches), *self.cross})
             spread_past(self.block, self.tokens, inputs.positions)
         else:
             self._take_positions(inputs.positions)
@@ -165,6 +173,7 @@ class _Paging:
         for op in list(self.block.operations)[:-1]:
             if isinstance(op, Attention) and op.operands[1] in pools:
                 self._attend(op, pools, inputs)
+        self._attend_sources(inputs)
         for c in self.caches:
             _check_unread(c.whole, c.name)
         self._return(pools, masks, inputs)
@@ -173,7 +182,8 @@ class _Paging:
     def drop_masks(self) -> list[Any]:
         """Puts ones in the place of masks of padding, which are arguments as long as the keys: no sequence is padded. Gives these
         arguments."""
-        masks = [a for a in self.block.arguments if any(self.tokens.in_context(s) for s in from_mlir(a).shape)]
+        long = [a for a in self.block.arguments if a not in self.cross]
+        masks = [a for a in long if any(self.tokens.in_context(s) or s in self._sources for s in from_mlir(a).shape)]
         others = {s for a in self.block.arguments if a not in masks for e in from_mlir(a).shape for s in e.free_symbols}
         for mask in masks:
             t = from_mlir(mask)
@@ -186,6 +196,11 @@ class _Paging:
             mask.replace_all_uses_with(ones)
         set_type(self.block)
         return masks
+
+    @property
+    def _sources(self) -> set[sympy.Expr]:
+        """Dynamic lengths of sources."""
+        return {s for a in self.cross if (s := from_mlir(a).shape[2]).is_Symbol}
 
     def _add(self, name: str, dtype: str, shape: list[sympy.Expr]) -> Any:
         """A new argument."""
@@ -203,7 +218,10 @@ class _Paging:
             starts, lengths = (self.block.arguments[k] for k in (self.states.starts, self.states.lengths))
         else:
             starts, lengths = self._add("starts", "i32", [self.sequences + 1]), self._add("lengths", "i32", [self.sequences])
-        return _Inputs(positions, slots, tables, starts, lengths)
+        if not self.cross:
+            return _Inputs(positions, slots, tables, starts, lengths)
+        cross_tables = self._add("cross_tables", "i32", [self.sequences, self.cross_blocks])
+        return _Inputs(positions, slots, tables, starts, lengths, cross_tables, self._add("cross_lengths", "i32", [self.sequences]))
 
     def _take_positions(self, positions: Any) -> None:
         """Positions that the program counts from the length of the past become the argument."""
@@ -301,6 +319,29 @@ class _Paging:
         op.results[0].replace_all_uses_with(y)
         op.operation.erase()
 
+    def _attend_sources(self, inputs: _Inputs) -> None:
+        """Keys and values of sources become pools, that attention over them reads."""
+        readers = {use.owner.operation.opview for a in self.cross for use in a.uses}
+        for a in self.cross:
+            _, heads, _, depth = from_mlir(a).shape
+            a.set_type(from_mlir(a).with_shape([heads, self.cross_slots, depth]).mlir())
+        for op in readers:
+            q, keys, values = list(op.operands)[:3]
+            with ir.InsertionPoint(op.operation), op.location:
+                found, mask = self._masked(extra(op, 4), inputs.positions)
+                if mask is not None or found != Seen() or attr(op, "causal"):
+                    raise CompileError(
+                        "pages: attention over a source hides some of its keys",
+                        where=str(place_of(op)),
+                        hint="each token sees all keys of its sequence's source, of which there are as many as there are",
+                    )
+                where = [inputs.cross_tables, inputs.starts, inputs.cross_lengths, *(x for x in (extra(op, 1),) if x is not None)]
+                attrs = {"block": self.page, "window": 0, "causal": False}
+                attrs |= {name: attr(op, name) for name in ("scale", "softcap")}
+                y = self._packed(build(PagedAttention, [self._packed(q), keys, values, *where], attrs).results[0])
+            op.results[0].replace_all_uses_with(y)
+            op.operation.erase()
+
     def _masked(self, mask: Any, positions: Any) -> tuple[Seen, Any]:
         """What a mask, if there is one, says by comparing positions, and what of it is left to say, None if that is nothing. Each
         token sees itself, so that what hides keys may be left out of what is added to scores."""
@@ -315,7 +356,7 @@ class _Paging:
     # ------------------------------------------------------------------ the function
     def _say(self, inputs: _Inputs, pools: dict[Any, _Pool]) -> None:
         """Marks what each argument is, for whoever feeds it."""
-        attends = [op for op in self.block.operations if isinstance(op, PagedAttention)]
+        attends = [op for op in self.block.operations if isinstance(op, PagedAttention) and op.operands[1] not in self.cross]
         windows = [attr(op, "window") for op in attends if attr(op, "causal")]
         all_see = len(windows) < len(attends) or 0 in windows
         plain = all(from_mlir(v).rank == 1 for op in attends for v in list(op.operands)[PagedAttention.least :])  # no masks
@@ -327,7 +368,10 @@ class _Paging:
             inputs.slots: ("slots", 0),
             inputs.tables: ("tables", 0),
             **{a: ("pool", 0, of_keys.get(a, -1), of_scales.get(a, -1)) for pool in pools.values() for a in pool.arguments},
+            **dict.fromkeys(self.cross, "cross"),
         }
+        if self.cross:
+            roles |= {inputs.cross_tables: "cross_tables", inputs.cross_lengths: "cross_lengths"}
         numbered = {v.arg_number: role for v, role in roles.items()}
         named = zip(argument_names(self.block), self.block.arguments, strict=True)
         counted = [inputs.positions, *(a for name, a in named if name == _POSITIONS)]
@@ -360,7 +404,9 @@ class _Paging:
         self._say(inputs, pools)
         module = self.block.owner.parent.opview
         used = {s.name for v in self.block.arguments for e in from_mlir(v).shape for s in e.free_symbols}
-        named = zip((self.slots, self.sequences, self.blocks), ("slots", "sequences", "blocks"), strict=True)
+        sizes = (self.slots, self.sequences, self.blocks, self.cross_slots, self.cross_blocks)
+        called = ("slots", "sequences", "blocks", "cross_slots", "cross_blocks")
+        named = [(s, name) for s, name in zip(sizes, called, strict=True) if self.cross or s not in sizes[3:]]
         set_ranges(module, {n: r for n, r in ranges_of(module).items() if n in used})
         set_user_names(module, {n: x for n, x in user_names(module).items() if n in used} | {s.name: x for s, x in named})
 
@@ -407,7 +453,20 @@ def _columns_of(pool: Any, values: Any) -> Any:
 
 def _caches(block: Any) -> list[_Cache]:
     names = argument_names(block)
-    return [_cache(names[k], block.arguments[k]) for k in requested_pages(block)]
+    sources = _sources(block)
+    return [_cache(names[k], block.arguments[k]) for k in requested_pages(block) if k not in sources]
+
+
+def _sources(block: Any) -> list[int]:
+    """The numbers of the arguments that are keys or values of a source: attention alone reads them, beside others of that kind."""
+    asked = {k: block.arguments[k] for k in requested_pages(block) if from_mlir(block.arguments[k]).rank == 4}
+    read = {k: [use.owner.operation.opview for use in a.uses] for k, a in asked.items()}
+    alone = {k: asked[k] for k, users in read.items() if users and all(isinstance(op, Attention) for op in users)}
+
+    def beside(k: int) -> bool:
+        return all(v in alone.values() for op in read[k] for v in list(op.operands)[1:3])
+
+    return [k for k in alone if all(asked[k] not in [op.operands[0], *list(op.operands)[3:]] for op in read[k]) and beside(k)]
 
 
 def _cache(name: str, argument: Any) -> _Cache:

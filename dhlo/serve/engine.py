@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from array import array
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import accumulate
 from pathlib import Path
@@ -38,6 +38,8 @@ from dhlo.serve.types import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from dhlo.model import CompiledModel
 
 __all__ = ["Engine", "Request"]
@@ -55,6 +57,7 @@ _NUMBERS = (
     "length_penalty",
 )
 _OPTIONAL = ("seed", "logprobs", "timeout")
+_FORMATS = {"?": 0, "B": 1, "b": 2, "h": 3, "i": 4, "l": 5, "q": 5, "e": 6, "f": 8, "d": 9}  # of buffers: dhlo_dtype
 # By dhlo_finish of serve.h.
 _FINISHES = (
     None,
@@ -277,6 +280,8 @@ class Engine:
                 options.evict_sinks,
                 options.evict_recent,
                 _number(options.evict_by, ("recent", "norms"), "evict_by"),
+                None if options.encoder is None else _native(options.encoder, "encoder is a compiled model or None"),
+                _size(options.max_source_positions, "max_source_positions"),
             )
         except (TypeError, ValueError, OverflowError, RuntimeError) as e:
             raise _translated(e) from None
@@ -287,14 +292,17 @@ class Engine:
         dispatcher.start()
         self._closer = weakref.finalize(self, _close, self._native, dispatcher)
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams = _PARAMS) -> Request:
-        """Takes a request, at once. Raises ContractError for what is out of range, and for a prompt that leaves no room for another
-        token; QueueFullError if as many wait as may, and for an engine that is drained or closed."""
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams = _PARAMS, inputs: Mapping[str, Buffer] | None = None
+    ) -> Request:
+        """Takes a request, at once. `inputs`: what `EngineOptions.encoder` takes of it, by name: arrays in memory (numpy's, or
+        whatever has a buffer), which are copied. Raises ContractError for what is out of range, and for a prompt that leaves no
+        room for another token; QueueFullError if as many wait as may, and for an engine that is drained or closed."""
         self._need_this_process()
         try:
             tokens = _tokens(prompt, "prompt")
             request = Request(self, params, len(tokens))
-            packed = _pack(params)
+            packed = (*_pack(params), _arrays(inputs or {}))
             with self._requests.changed:  # so that there is no event before the request is known
                 request.id = self._native.submit(tokens, *packed)
                 self._requests.by_id[request.id] = request
@@ -303,17 +311,23 @@ class Engine:
         return request
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] = _PARAMS
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] = _PARAMS,
+        inputs: Sequence[Mapping[str, Buffer]] | None = None,
     ) -> list[Output]:
-        """Submits all and waits for them; `params` for all or for each. Raises what `submit` raises, after the others are
-        cancelled."""
+        """Submits all and waits for them; `params` for all or for each, `inputs` of each. Raises what `submit` raises, after the
+        others are cancelled."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         if len(each) != len(prompts):
             raise ContractError(f"params: one for each of {len(prompts)} prompts is needed, got {len(each)}")
+        given = [None] * len(prompts) if inputs is None else inputs
+        if len(given) != len(prompts):
+            raise ContractError(f"inputs: those of each of {len(prompts)} prompts are needed, got {len(given)}")
         requests = list[Request]()
         try:
-            for prompt, its in zip(prompts, each, strict=True):
-                requests.append(self.submit(prompt, its))
+            for prompt, its, about in zip(prompts, each, given, strict=True):
+                requests.append(self.submit(prompt, its, about))
             return [r.result() for r in requests]
         except BaseException:
             for r in requests:
@@ -436,6 +450,22 @@ def _biases(values: Iterable[float]) -> array[float]:
         return array("f", list(values))
     except TypeError as e:
         raise ContractError(f"logit_bias: values are numbers: {e}") from None
+
+
+def _arrays(inputs: Mapping[str, Buffer]) -> tuple[object, ...]:
+    """Of each its name, dhlo_dtype, sizes and memory."""
+    packed = list[object]()
+    for name, given in inputs.items():
+        try:
+            view = memoryview(given)
+        except TypeError:
+            raise ContractError(f"inputs: '{name}' is an array in memory, got a {type(given).__name__}") from None
+        if view.format not in _FORMATS:
+            raise ContractError(f"inputs: '{name}' has elements of the format '{view.format}', which no input has")
+        if not view.c_contiguous:
+            raise ContractError(f"inputs: the elements of '{name}' lie in a row (numpy.ascontiguousarray)")
+        packed.append((name, _FORMATS[view.format], tuple(view.shape or ()), view))
+    return tuple(packed)
 
 
 def _strings(strings: Iterable[str], name: str) -> tuple[bytes, ...]:

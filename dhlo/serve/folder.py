@@ -27,6 +27,8 @@ __all__ = ["BLOCK_SLOTS", "Served", "StepProgram", "config_of", "open_folder", "
 BLOCK_SLOTS: Final = 16
 """Tokens of a block of the caches' pools."""
 
+ENCODER: Final = "encoder"  # an entry of the step's model
+
 _CONFIG: Final = "config.json"
 _TOKENIZER: Final = "tokenizer.json"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
@@ -51,6 +53,8 @@ class Served:
     """Of sampling, by the names of `SamplingParams`, as the folder's generation_config.json says."""
     digest: bytes = b""
     """32 bytes that stand for the step's code and weights: `EngineOptions.model_digest`."""
+    encoder: _runtime.Model | None = None
+    """Of an encoder-decoder: `EngineOptions.encoder`."""
 
 
 def open_folder(
@@ -67,7 +71,7 @@ def open_folder(
     shard: tuple[int, int] | None = None,
 ) -> Served:
     """The model of a folder with config.json, weights in safetensors, tokenizer.json and, if it has them, a chat template and
-    generation_config.json.
+    generation_config.json: a decoder, or an encoder-decoder whose encoder takes features (Whisper).
 
     `weights`, `activations`, `kv_cache`, `lora` are as in `dhlo.Options`. `cache` is the folder where the compiled step is kept
     (DHLO_CACHE_DIR by default; "" for nowhere): it is found again as long as the model's files, the options, the compiler and the
@@ -109,6 +113,7 @@ def open_folder(
         max_positions=_longest(step, text),
         defaults={k: kind(generation[k]) for k, kind in _DEFAULTS.items() if isinstance(generation.get(k), int | float)},
         digest=digest,
+        encoder=step.entry(ENCODER) if ENCODER in step.entries else None,
     )
 
 
@@ -191,6 +196,7 @@ class StepProgram(FolderProgram):
     def compile(self) -> Artifact:
         from dhlo.api import build_entries
         from dhlo.integrations.decoder import step_pages, step_program
+        from dhlo.integrations.encoder_decoder import cross_step_pages, cross_step_program, is_encoder_decoder, source_program
         from dhlo.integrations.pretrained import load_folder
 
         self.progress("read the weights")
@@ -201,16 +207,22 @@ class StepProgram(FolderProgram):
             model = shard_decoder(model, *self.shard)
         self.progress("export")
         with naming(self.folder, "a step"):
-            program = step_program(model)
+            if is_encoder_decoder(model):
+                if self.lora is not None:
+                    raise CompileError(f"lora: '{self.folder}' holds an encoder-decoder, which has no room for adapters")
+                programs = {"decoder": cross_step_program(model), ENCODER: source_program(model)}
+                pages = cross_step_pages(BLOCK_SLOTS)
+            else:
+                programs, pages = {"": step_program(model)}, step_pages(model, BLOCK_SLOTS)
             options = Options(
                 name=self.folder.resolve().name,
                 cache="",  # the model file is what is kept
-                pages=step_pages(model, BLOCK_SLOTS),
+                pages=pages,
                 **self._formats,
                 lora=self.lora,
                 updatable=False,
             )
-            _, artifact = build_entries({"": program}, options, self.progress)
+            _, artifact = build_entries(programs, options, self.progress)
         return artifact
 
     @property

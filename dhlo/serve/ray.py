@@ -115,6 +115,8 @@ class EngineReplica:
         from dhlo.serve.types import EngineOptions, SamplingParams
 
         served = open_folder(folder, apart=True, **folder_options)
+        if served.encoder is not None:
+            raise ContractError(f"'{folder}' holds an encoder-decoder, which needs more than a text: docs/serving.md")
         plain = {
             "eos_tokens": served.eos_tokens,
             "vocabulary": served.tokenizer.vocabulary,

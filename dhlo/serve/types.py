@@ -217,6 +217,11 @@ class EngineOptions:
     evict_by: Literal["recent", "norms"] = "recent"
     """Which of the others go: the oldest (StreamingLLM, arXiv 2309.17453), or those with the least mean of |V| / |K| over tokens,
     heads and layers (PagedEviction, arXiv 2509.04377)."""
+    encoder: CompiledModel | _runtime.Model | None = None
+    """What a step with cross attention needs: computes of a request's inputs, once, the keys and values that this reads, [1, heads,
+    positions, depth], in the order of the step's inputs for them (`dhlo.integrations.encoder_decoder.source_program`)."""
+    max_source_positions: int | None = None
+    """Of these, at most, where the encoder gives any number: sources of texts. None: it gives the same number always."""
 
 
 @dataclass(frozen=True)
@@ -266,3 +271,7 @@ class EngineStats:
     """That they take now."""
     evicted_blocks: int = 0
     """That sequences went on without (`EngineOptions.evict_to`)."""
+    encoded: int = 0
+    """Runs of the encoder."""
+    encoder_seconds: float = 0.0
+    """Spent in them: of neither `step_seconds` nor `host_seconds`."""

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "binding.hpp"
@@ -119,8 +120,12 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
                                       "evict_sinks",
                                       "evict_recent",
                                       "evict_by",
+                                      "encoder",
+                                      "max_source_positions",
                                       nullptr};
   PyObject *model = nullptr, *folder = nullptr, *draft_model = nullptr, *store = nullptr, *communicator = nullptr;
+  PyObject* encoder = nullptr;
+  long long source_positions = 0;
   double peer_timeout = 0;
   long long draft_tokens = 0, draft_bytes = 0, draft_positions = 0, threads = 0, swap_bytes = 0;
   long long evict_to = 0, evict_sinks = 0, evict_recent = 0;
@@ -129,17 +134,18 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   int prefix = 1;
   Buffers buffers;
   Py_buffer &eos = *buffers.next(), &bytes = *buffers.next(), &offsets = *buffers.next(), &digest = *buffers.next();
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLLOLiLOdLLLi", const_cast<char**>(names),
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLLOLiLOdLLLiOL", const_cast<char**>(names),
                                   model_type(), &model, &cache_bytes, &step_tokens, &sequences, &waiting, &positions,
                                   &eos, &bytes, &offsets, &prefix, &lookup, &folder, &folder_bytes, &digest,
                                   &draft_model, &draft_tokens, &draft_bytes, &draft_positions, &store, &threads,
                                   &preemption, &swap_bytes, &communicator, &peer_timeout, &evict_to, &evict_sinks,
-                                  &evict_recent, &evict_by) == 0)
+                                  &evict_recent, &evict_by, &encoder, &source_positions) == 0)
     return nullptr;
-  if (draft_model != Py_None && PyObject_TypeCheck(draft_model, reinterpret_cast<PyTypeObject*>(model_type())) == 0) {
-    PyErr_SetString(PyExc_TypeError, "draft_model is a Model or None");
-    return nullptr;
-  }
+  for (const auto& [object, name] : {std::pair{draft_model, "draft_model"}, std::pair{encoder, "encoder"}})
+    if (object != Py_None && PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(model_type())) == 0) {
+      PyErr_Format(PyExc_TypeError, "%s is a Model or None", name);
+      return nullptr;
+    }
   if (!check_communicator(communicator)) return nullptr;
   dhlo_engine_options options;
   dhlo_engine_options_init(&options);
@@ -166,6 +172,8 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   }
   options.constrain = constrain;
   if (draft_model != Py_None) options.draft_model = reinterpret_cast<ModelObject*>(draft_model)->model;
+  options.max_source_positions = source_positions;
+  if (encoder != Py_None) options.encoder = reinterpret_cast<ModelObject*>(encoder)->model;
   options.draft_tokens = draft_tokens;
   options.draft_cache_bytes = draft_bytes;
   options.draft_max_positions = draft_positions;
@@ -232,22 +240,67 @@ void dealloc(PyObject* self) {
   free_object(self);
 }
 
+// The inputs of a request, of (name, dtype, sizes, buffer).
+struct Inputs {
+  std::vector<const char*> names;
+  std::vector<std::vector<int64_t>> sizes;
+  std::vector<dhlo_tensor> tensors;
+  std::vector<Buffers> buffers;
+
+  bool read(PyObject* given) {
+    const auto count = static_cast<size_t>(PyTuple_Size(given));
+    buffers = std::vector<Buffers>(count);
+    sizes.resize(count);
+    for (size_t i = 0; i < count; ++i) {
+      const char* name = nullptr;
+      int dtype = 0;
+      PyObject* shape = nullptr;
+      Py_buffer& data = *buffers[i].next();
+      PyObject* item = PyTuple_GetItem(given, static_cast<Py_ssize_t>(i));
+      if (PyTuple_Check(item) == 0) {
+        PyErr_SetString(PyExc_TypeError, "submit: an input is a tuple");
+        return false;
+      }
+      if (PyArg_ParseTuple(item, "siO!y*:submit", &name, &dtype, &PyTuple_Type, &shape, &data) == 0) return false;
+      int64_t bytes = dhlo_dtype_bytes(dtype);
+      bool fits = true;
+      for (Py_ssize_t d = 0; d < PyTuple_Size(shape); ++d) {
+        sizes[i].push_back(PyLong_AsLongLong(PyTuple_GetItem(shape, d)));
+        fits = fits && !__builtin_mul_overflow(bytes, sizes[i].back(), &bytes);
+      }
+      if (PyErr_Occurred() != nullptr) return false;
+      if (!fits || bytes != data.len) {
+        PyErr_Format(PyExc_ValueError, "inputs: '%s' has another size than it says", name);
+        return false;
+      }
+      names.push_back(name);
+      tensors.push_back({data.buf, sizes[i].data(), nullptr, dtype, static_cast<int32_t>(sizes[i].size()), 0});
+    }
+    return true;
+  }
+};
+
 PyObject* submit_unfenced(PyObject* self, PyObject* args) {
   dhlo_sampling how;
   dhlo_sampling_init(&how);
   Buffers buffers;
   Py_buffer &prompt = *buffers.next(), &bias_tokens = *buffers.next(), &bias = *buffers.next(),
             &stop_tokens = *buffers.next(), &salt = *buffers.next();
-  PyObject *seed = nullptr, *stops = nullptr, *constraint = nullptr;
+  PyObject *seed = nullptr, *stops = nullptr, *constraint = nullptr, *given = nullptr;
   const char* adapter = nullptr;
   long long max_tokens = 0, top_k = 0;
   double timeout = 0;
-  if (PyArg_ParseTuple(args, "y*iLdLddddd(y*y*)OiipOdy*p(y*)Ozidi:submit", &prompt, &how.priority, &max_tokens,
+  if (PyArg_ParseTuple(args, "y*iLdLddddd(y*y*)OiipOdy*p(y*)OzidiO!:submit", &prompt, &how.priority, &max_tokens,
                        &how.temperature, &top_k, &how.top_p, &how.min_p, &how.presence_penalty, &how.frequency_penalty,
                        &how.repetition_penalty, &bias_tokens, &bias, &seed, &how.n, &how.logprobs, &how.ignore_eos,
                        &stops, &timeout, &salt, &how.speculate, &stop_tokens, &constraint, &adapter, &how.beam_width,
-                       &how.length_penalty, &how.early_stopping) == 0)
+                       &how.length_penalty, &how.early_stopping, &PyTuple_Type, &given) == 0)
     return nullptr;
+  Inputs inputs;
+  if (!inputs.read(given)) return nullptr;
+  how.input_names = inputs.names.data();
+  how.inputs = inputs.tensors.data();
+  how.num_inputs = static_cast<int64_t>(inputs.tensors.size());
   how.adapter = adapter;
   how.max_tokens = max_tokens;
   how.top_k = top_k;
@@ -448,7 +501,8 @@ PyObject* stats(PyObject* self, PyObject*) {
   Ref accepted(make_tuple(DHLO_DRAFT_POSITIONS, [&s](int64_t i) { return PyLong_FromLongLong(s.accepted_at[i]); }));
   if (!finished || !folder || !store || !accepted) return nullptr;
   return Py_BuildValue(
-      "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:O,s:L,s:O,s:L,s:L,s:d,s:O,s:L,s:L,s:L}",
+      "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:O,s:L,s:O,s:L,s:L,s:d,s:O,s:L,s:L,s:L,s:"
+      "L,s:d}",
       "running", number(s.running), "waiting", number(s.waiting), "steps", number(s.steps), "prompt_tokens",
       number(s.prompt_tokens), "cached_tokens", number(s.cached_tokens), "generated_tokens", number(s.generated_tokens),
       "preemptions", number(s.preemptions), "drafted_tokens", number(s.drafted_tokens), "accepted_tokens",
@@ -458,7 +512,8 @@ PyObject* stats(PyObject* self, PyObject*) {
       "schedule_seconds", static_cast<double>(s.schedule_ns) * 1e-9, "folder", folder.get(), "drafts", number(s.drafts),
       "accepted_at", accepted.get(), "draft_steps", number(s.draft_steps), "draft_failures", number(s.draft_failures),
       "draft_seconds", static_cast<double>(s.draft_ns) * 1e-9, "store", store.get(), "swaps", number(s.swaps),
-      "swapped_bytes", number(s.swapped_bytes), "evicted_blocks", number(s.evicted_blocks));
+      "swapped_bytes", number(s.swapped_bytes), "evicted_blocks", number(s.evicted_blocks), "encoded",
+      number(s.encoded), "encoder_seconds", static_cast<double>(s.encoder_ns) * 1e-9);
 }
 
 }  // namespace

@@ -74,6 +74,15 @@ bool is_paging(const dhlo_abi_entry& entry, const dhlo_abi_paging& paging) {
     ok = input >= 0 && input < entry.num_inputs && entry.inputs[input].rank > 1 && is_updated(entry, input);
     for (int64_t d = 1; ok && d < entry.inputs[input].rank; ++d) ok = entry.inputs[input].sizes[d] >= 0;
   }
+  const bool cross = paging.num_cross > 0 && paging.cross != nullptr && pools &&
+                     is_input(entry, paging.cross_tables, DHLO_I32, 2) &&
+                     is_input(entry, paging.cross_lengths, DHLO_I32, 1);
+  ok = ok && (cross || (paging.num_cross == 0 && paging.cross_tables == -1 && paging.cross_lengths == -1));
+  for (int64_t i = 0; ok && i < paging.num_cross; ++i) {
+    const int64_t input = paging.cross[i];
+    ok = input >= 0 && input < entry.num_inputs && entry.inputs[input].rank == 3 && entry.inputs[input].sizes[0] > 0 &&
+         entry.inputs[input].sizes[2] > 0 && !is_updated(entry, input);
+  }
   return ok;
 }
 

@@ -178,6 +178,10 @@ class Descriptor:
             f"i64 {len(paging.states)}",
             f"ptr {self._array(f'{prefix}states', 'i64', [str(k) for k in paging.states])}",
             f"i64 {int(paging.by_order)}",
+            f"i64 {-1 if paging.cross_tables is None else paging.cross_tables}",
+            f"i64 {-1 if paging.cross_lengths is None else paging.cross_lengths}",
+            f"i64 {len(paging.cross)}",
+            f"ptr {self._array(f'{prefix}cross', 'i64', [f'i64 {k}' for k in paging.cross])}",
         )
         self._lines.append(f"@dhlo.{prefix}paging = private constant {value}, align 8")
         return f"@dhlo.{prefix}paging"

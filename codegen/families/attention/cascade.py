@@ -122,7 +122,7 @@ def _compare_tables(f: Fn, spec: Spec, batch: Batch, group: V) -> None:
         b, (start, other) = lp.iv, lp.carried
         end = _i32(f, batch.starts, f.add(b, 1))
         queries = f.sub(end, start)
-        past = f.sub(_i32(f, batch.lengths, b), queries)
+        past = f.max(f.sub(_i32(f, batch.lengths, b), queries), 0)  # fewer keys than tokens where these are others' keys
         if spec.has_positions:
             with f.loop(0, queries) as q:
                 f.store(f.cast(f.add(past, q.iv), I32), f.gep(batch.positions, f.add(start, q.iv), I32))

@@ -201,8 +201,8 @@ class PagedKernel:
             host.launch(f"{self.symbol}_combine", args, items, grain_of(host, work), combine_scratch_bytes(spec))
 
     def _check(self, host: GroupHost, batch: Batch) -> V:
-        """Whether starts ascend from 0 to the number of tokens, and lengths are those of a sequence's tokens at least and of its
-        blocks at most."""
+        """Whether starts ascend from 0 to the number of tokens, and lengths are those of a sequence's blocks at most, and, where its
+        tokens are among its keys, of these at least."""
         f, most = host.fn, host.fn.mul(batch.columns, self.paging.block)
         first = number(host, batch.starts, 0)
         begin = [first, f.select(f.cmp("eq", first, 0), f.i64(1), f.i64(0))]
@@ -210,7 +210,8 @@ class PagedKernel:
             start, good = lp.carried
             end, length = number(host, batch.starts, f.add(lp.iv, 1)), number(host, batch.lengths, lp.iv)
             queries = f.sub(end, start)
-            fits = f.and_(f.cmp("ge", queries, 0), f.and_(f.cmp("ge", length, queries), f.cmp("le", length, most)))
+            least = queries if self.spec.has_positions else 0
+            fits = f.and_(f.cmp("ge", queries, 0), f.and_(f.cmp("ge", length, least), f.cmp("le", length, most)))
             lp.yield_(end, f.select(fits, good, f.i64(0)))
         last, good = lp.results
         all_ = f.cmp("eq", last, host.unless_planning(lambda: batch.tokens, f.i64(0)))

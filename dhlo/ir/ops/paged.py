@@ -21,7 +21,8 @@ class PagedAttention(Op, name="paged_attention"):
 
     q [1, Hq, T, D]; keys [Hkv, S, D] and values [Hkv, S, Dv] are pools of S slots, `block` slots in a row are a block. All of i32:
     tables [B, M], the blocks of each sequence in order; starts [B + 1], ascending: its tokens are starts[b] to starts[b + 1] - 1;
-    lengths [B]: how many keys it has, of which those of its tokens are the last. Query head h reads kv head h // (Hq / Hkv).
+    lengths [B]: how many keys it has, of which, where attention is causal or has a window, those of its tokens are the last. Query
+    head h reads kv head h // (Hq / Hkv).
     An optional mask [1, Hq, T, M * block] says of token t and key j of its sequence whether it attends (bool), or is added.
     `causal`: a token sees keys up to its own; `window`, if it isn't 0: and of these the last `window` alone. `softcap` and sinks
     are those of `Attention`. A row that may attend to nothing, and one of no sequence, gives zeros. (The layout is that of

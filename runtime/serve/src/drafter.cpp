@@ -30,6 +30,7 @@ Drafter::Drafter(dhlo_model* model, const Step& target, const DrafterOptions& op
   same(step_.block_slots(), target.block_slots(), "blocks' number of tokens");
   if (step_.adapters() != nullptr) refuse("draft_model: it was compiled with room for adapters, which it never has");
   if (step_.has_states()) refuse("draft_model: it keeps states of sequences, which can't go back behind drafts");
+  if (step_.is_cross()) refuse("draft_model: it has cross attention, whose encoder the engine doesn't run");
   CacheOptions how = step_.cache_options();
   how.prefix = options.prefix;
   how.num_blocks = options.target_blocks;

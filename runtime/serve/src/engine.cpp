@@ -57,6 +57,10 @@ uint64_t Engine::submit(const int32_t* prompt, int64_t num_tokens, const dhlo_sa
   need_this_process();
   auto request = std::make_unique<Request>(prompt, num_tokens, how, limits_, vocabulary_, eos_tokens_);
   if (how.adapter != nullptr) request->choose(adapters_.take(how.adapter));
+  if (const Sources* sources = step_.sources(); sources != nullptr)
+    request->attend_to(sources->read(how.input_names, how.inputs, how.num_inputs));
+  else if (how.num_inputs != 0)
+    refuse("inputs: the engine has no encoder, which would take them");
   const std::lock_guard<std::mutex> lock(mutex_);
   if (draining_ || closing_) throw Error(DHLO_BUSY, "the engine takes no more requests");
   if (unbegun_ >= max_waiting_)
@@ -164,6 +168,7 @@ void Engine::shut() noexcept {
   }
   // Other processes would wait for this one, in the midst of a step: it is done.
   if (shards_ == nullptr) step_.cancel();
+  if (step_.sources() != nullptr) step_.sources()->cancel();
   if (drafter_ != nullptr) drafter_->cancel();
   if (thread_.joinable()) {
     thread_.join();
@@ -224,7 +229,7 @@ bool Engine::can_tell() noexcept try {
 
 // A step, if there is something to do, or some waiting for what the folder brings. Whether there was.
 bool Engine::work() noexcept {
-  const int64_t begin = now_ns(), step_before = counts_.step_ns + counts_.draft_ns;
+  const int64_t begin = now_ns(), step_before = counts_.step_ns + counts_.draft_ns + counts_.encoder_ns;
   bool worked = false;
   fetching_ = 0;
   if (!can_tell()) return true;  // when there is memory again
@@ -249,11 +254,36 @@ bool Engine::work() noexcept {
   }
   items_.clear();
   if (shards_ != nullptr) shards_->keep_alive();
-  if (worked) counts_.host_ns += now_ns() - begin - (counts_.step_ns + counts_.draft_ns - step_before);
+  if (worked)
+    counts_.host_ns += now_ns() - begin - (counts_.step_ns + counts_.draft_ns + counts_.encoder_ns - step_before);
   publish();
   if (fetching_ != 0) cache_->wait_prefetched(fetching_, kFetchWait);
   worker_ = std::thread::id();
   return worked;
+}
+
+// What requests that begin in the step are about. One that can't be computed ends with it alone.
+void Engine::encode() {
+  const auto next = [this] {
+    return std::find_if(items_.begin(), items_.end(), [](const Item& item) {
+      const Request& request = *item.choice->request;
+      return request.source != nullptr && !request.encoded;
+    });
+  };
+  for (auto item = next(); item != items_.end(); item = next()) {
+    Request& request = *item->choice->request;
+    const int64_t begin = now_ns();
+    request.encoded = step_.sources()->encode(*request.source, request.place) == DHLO_OK;
+    counts_.encoder_ns += now_ns() - begin;
+    ++counts_.encoded;
+    if (request.encoded) continue;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::string text = std::string("the encoder failed: ") + step_.sources()->error();
+    items_.erase(std::remove_if(items_.begin(), items_.end(),
+                                [&request](const Item& each) { return each.choice->request == &request; }),
+                 items_.end());
+    end(request, closing_ ? DHLO_FINISH_CANCELLED : DHLO_FINISH_ERROR, closing_ ? "" : text.c_str(), made_);
+  }
 }
 
 // Lets the draft model say what it was scheduled for.
@@ -289,6 +319,8 @@ void Engine::order_items() {
 
 // Runs the step that is scheduled. Not under the lock: requests come and are cancelled meanwhile.
 void Engine::compute() {
+  encode();
+  if (items_.empty()) return;
   const int64_t drafting = now_ns();
   make_drafts();
   const int64_t begin = now_ns();
@@ -300,8 +332,8 @@ void Engine::compute() {
     const int64_t kept = item.end == choice.size() ? 1 + item.drafts : 0;
     const Tokens tokens{choice.tokens.data() + item.first, static_cast<size_t>(item.end - item.first)};
     const Tokens drafts{drafts_.data() + item.drafts_at, static_cast<size_t>(item.drafts)};
-    const int64_t row =
-        step_.add(*choice.sequence, item.first, tokens, drafts, kept, choice.request->adapter.number(), choice.cell);
+    const int64_t row = step_.add(*choice.sequence, item.first, tokens, drafts, kept, choice.request->adapter.number(),
+                                  choice.cell, choice.request->place);
     if (kept > 0) item.row = row;
   }
   const int64_t ready = now_ns();

@@ -84,6 +84,7 @@ class Engine {
   void run() noexcept;
   bool work() noexcept;
   bool can_tell() noexcept;
+  void encode();
   void make_drafts();
   void order_items();
   void compute();
@@ -142,6 +143,8 @@ class Engine {
   int64_t most_blocks(int64_t tokens) const;
   bool yield_to(const Choice& choice);
   void preempt(Choice& choice);
+  bool encodes() const;
+  void leave(Request& request) noexcept;
   bool swap_out(Choice& choice);
   void insert_running(Choice& choice);
   void remove(Choice& choice);

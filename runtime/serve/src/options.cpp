@@ -120,7 +120,8 @@ void Engine::open_shards(const dhlo_engine_options& options) {
       {options.cache_store != nullptr, "cache_store: blocks that leave the pools"},
       {options.preemption == DHLO_PREEMPTION_SWAP, "preemption: what is swapped"},
       {step_.has_states(), "the model keeps states of sequences, which"},
-      {step_.adapters() != nullptr, "the step was compiled with room for adapters, which"}};
+      {step_.adapters() != nullptr, "the step was compiled with room for adapters, which"},
+      {step_.sources() != nullptr, "encoder: what it computes"}};
   for (const auto& [wrong, what] : refused)
     if (wrong) refuse(std::string(what) + " would be of one process alone: not with a communicator");
   need_between(options.peer_timeout_ns, 0, INT64_MAX, "peer_timeout_ns");
@@ -175,6 +176,8 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   if (step_.has_states() && (options.cache_folder != nullptr || options.cache_store != nullptr))
     refuse(std::string(options.cache_folder != nullptr ? "cache_folder" : "cache_store") +
            ": the model keeps states of sequences, which no blocks have: give none for such");
+  need_between(options.max_source_positions, 0, INT32_MAX, "max_source_positions");
+  step_.take_encoder(options.encoder, options.max_source_positions);
   if (options.communicator != nullptr) open_shards(options);
   const CacheOptions how = cache_options(step_, options, shards_ != nullptr ? shards_->size() : 1);
   auto made = Cache::create(how);

@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kMostLogprobs = 20;
 constexpr int64_t kMostStops = 1 << 16, kMostBytes = 1 << 20;  // of a request; bytes of a stop string, and of the salt
 
-// What the salt of keys begins with: that of a request, or the content of its adapter before that.
-constexpr char kSalt = 's', kAdapter = 'a';
+// What the salt of keys begins with: that of a request, or the content of its adapter, or of its source, before that.
+constexpr char kSalt = 's', kAdapter = 'a', kSource = 'e';
 
 std::string number(double value) {
   std::string text = std::to_string(value);
@@ -203,6 +203,12 @@ void Request::choose(Adapters::Hold chosen) {
   const Digest& content = chosen.content();
   salt.insert(0, std::string(1, kAdapter).append(reinterpret_cast<const char*>(content.data()), content.size()));
   adapter = std::move(chosen);
+}
+
+void Request::attend_to(std::unique_ptr<Source> given) {
+  const Digest& content = given->content;
+  salt.insert(0, std::string(1, kSource).append(reinterpret_cast<const char*>(content.data()), content.size()));
+  source = std::move(given);
 }
 
 }  // namespace dhlo::serve

@@ -19,6 +19,7 @@
 #include "draft_length.hpp"
 #include "lookup.hpp"
 #include "sampler.hpp"
+#include "sources.hpp"
 #include "stops.hpp"
 
 namespace dhlo::serve {
@@ -88,6 +89,8 @@ struct Request {
           const Vocabulary& vocabulary, std::vector<int32_t> eos_tokens);
   // Keys and values are its adapter's, too: what it begins with is shared with requests of the same content.
   void choose(Adapters::Hold chosen);
+  // The same of what it is about.
+  void attend_to(std::unique_ptr<Source> given);
   // Blocks of so many beams of so many tokens, which share those that the prompt fills.
   int64_t blocks_of(int64_t beams, int64_t tokens, int64_t block_slots) const;
 
@@ -101,7 +104,10 @@ struct Request {
   bool speculate = true, constrained = false;
   std::string salt;  // what keys of blocks are salted with
   Adapters::Hold adapter;
-  std::vector<int32_t> ends;  // tokens that end a choice, ascending
+  std::unique_ptr<Source> source;  // null: none
+  int32_t place = -1;              // of that, while a choice runs
+  bool encoded = false;            // it is there
+  std::vector<int32_t> ends;       // tokens that end a choice, ascending
   std::vector<StopString> stops;
   std::vector<Choice> choices;  // never changes its size
 

@@ -202,6 +202,7 @@ bool Engine::admit(Choice& choice) {
     if (running_.back()->request->priority <= choice.request->priority) return false;
   }
   if (waits_for_tiers(choice)) return false;
+  if (choice.request->source != nullptr && choice.request->place < 0 && encodes()) return false;  // with the next step
   while (in_work() + places(choice) > limits_.max_sequences)
     if (!yield_to(choice)) return false;
   const Tokens tokens{choice.tokens.data(), static_cast<size_t>(choice.goal())};
@@ -231,6 +232,7 @@ bool Engine::admit(Choice& choice) {
   choice.sequence.emplace(std::move(sequence));
   choice.cell = step_.take_cell();
   Request& request = *choice.request;
+  if (request.source != nullptr && request.place < 0) request.place = step_.sources()->take();
   if (!request.begun) {
     request.begun = true;
     for (Choice& each : request.choices) {
@@ -340,8 +342,25 @@ void Engine::remove(Choice& choice) {
   choice.sequence.reset();
   step_.give_cell(choice.cell);
   choice.cell = -1;
+  leave(*choice.request);
   choice.computed = 0;
   choice.draft.drop();
+}
+
+// Whether the step computes what a request is about: of one alone, so that others aren't held up by several.
+bool Engine::encodes() const {
+  return std::any_of(running_.begin(), running_.end(),
+                     [](const Choice* choice) { return choice->request->place >= 0 && !choice->request->encoded; });
+}
+
+// Gives back the place of what a request is about, once none of its choices runs.
+void Engine::leave(Request& request) noexcept {
+  if (request.place < 0) return;
+  for (const Choice& choice : request.choices)
+    if (choice.sequence) return;
+  step_.sources()->give(request.place);
+  request.place = -1;
+  request.encoded = false;
 }
 
 int64_t Engine::in_work() const {

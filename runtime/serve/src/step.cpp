@@ -66,6 +66,10 @@ Step::Step(dhlo_model* model) : paging_(dhlo_model_paging(model)) {
     take(input, dhlo_model_input(model, input)->dtype, 3);
   }
   take(paging_->cells, DHLO_I32, 1);
+  take(paging_->cross_tables, DHLO_I32, 2);
+  take(paging_->cross_lengths, DHLO_I32, 1);
+  for (int64_t i = 0; i < paging_->num_cross; ++i)
+    take(paging_->cross[i], dhlo_model_input(model, paging_->cross[i])->dtype, 3);
   for (int64_t s = 0; s < paging_->num_states; ++s) known[static_cast<size_t>(paging_->states[s])] = true;
   for (size_t i = 0; i < known.size(); ++i)
     if (!known[i])
@@ -79,6 +83,15 @@ Step::Step(dhlo_model* model) : paging_(dhlo_model_paging(model)) {
   if (vocabulary_ > INT32_MAX) refuse("the model's vocabulary is too large");
   dtype_ = static_cast<int32_t>(logits->dtype);
   row_bytes_ = vocabulary_ * dhlo_dtype_bytes(dtype_);
+}
+
+void Step::take_encoder(dhlo_model* encoder, int64_t max_positions) {
+  if (!is_cross() && encoder == nullptr) return;
+  if (!is_cross()) refuse("encoder: the step has no cross attention, which would read what it gives");
+  if (encoder == nullptr)
+    refuse("the step has cross attention: it needs an encoder, which computes what that reads of a request's inputs");
+  sources_ = std::make_unique<Sources>(encoder, model_.get(), paging_->cross, paging_->num_cross, block_slots(),
+                                       max_positions);
 }
 
 CacheOptions Step::cache_options() const {
@@ -128,6 +141,8 @@ int64_t Step::block_bytes() const {
 }
 
 void Step::open(Shards* shards) {
+  if (shards != nullptr && is_cross())
+    refuse("the step has cross attention: what that reads would be of one process alone");
   dhlo_session_options options;
   dhlo_session_options_init(&options);
   if (shards != nullptr) options.communicator = shards->communicator();
@@ -173,6 +188,15 @@ void Step::attach(Cache& cache, int64_t max_tokens, int64_t max_sequences) {
     set(input, cache.pool(p), {value->sizes[0], slots, value->sizes[2]});
   }
   make_states(max_sequences);
+  if (sources_ != nullptr) {
+    sources_->map(max_sequences);
+    for (int64_t i = 0; i < paging_->num_cross; ++i) {
+      const dhlo_abi_value* value = dhlo_model_input(model_.get(), paging_->cross[i]);
+      set(paging_->cross[i], sources_->pool(i), {value->sizes[0], sources_->slots(), value->sizes[2]});
+    }
+    cross_tables_.reserve(static_cast<size_t>(max_sequences * sources_->blocks()));
+    cross_lengths_.reserve(static_cast<size_t>(max_sequences));
+  }
   for (size_t i = 0; i < inputs_.size(); ++i) told_sizes_.push_back(sizes_[i].data());
   for (size_t i = 0; i < inputs_.size(); ++i)  // pools and states stay where they are
     if (inputs_[i].data == nullptr) told_.push_back(static_cast<int64_t>(i));
@@ -230,6 +254,8 @@ void Step::clear() {
   lengths_.clear();
   chosen_.clear();
   cells_.clear();
+  cross_tables_.clear();
+  cross_lengths_.clear();
   for (Group& group : groups_) {
     group.slots.clear();
     group.rows.clear();
@@ -237,7 +263,7 @@ void Step::clear() {
 }
 
 int64_t Step::add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept, int32_t adapter,
-                  int32_t cell) {
+                  int32_t cell, int32_t place) {
   for (const Tokens& each : {tokens, drafts}) ids_.insert(ids_.end(), each.begin(), each.end());
   const int64_t end = first + static_cast<int64_t>(tokens.size() + drafts.size());
   for (int64_t position = first; position < end; ++position) positions_.push_back(position);
@@ -252,6 +278,11 @@ int64_t Step::add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens
   starts_.push_back(static_cast<int32_t>(ids_.size()));
   lengths_.push_back(static_cast<int32_t>(end - gone));
   if (has_states()) cells_.push_back(cell);
+  if (sources_ != nullptr) {
+    for (int64_t b = 0; b < sources_->blocks(); ++b)
+      cross_tables_.push_back(static_cast<int32_t>(place * sources_->blocks() + b));
+    cross_lengths_.push_back(static_cast<int32_t>(sources_->positions(place)));
+  }
   const auto row = static_cast<int64_t>(kept_input_ >= 0 ? kept_.size() : ids_.size() - static_cast<size_t>(kept));
   for (int64_t i = this->tokens() - kept; i < this->tokens(); ++i) kept_.push_back(i);
   return row;
@@ -302,6 +333,10 @@ dhlo_status Step::run() {
   set(paging_->starts, starts_.data(), {sequences + 1, 0, 0});
   set(paging_->lengths, lengths_.data(), {sequences});
   set(paging_->cells, cells_.data(), {sequences});
+  if (sources_ != nullptr) {
+    set(paging_->cross_tables, cross_tables_.data(), {sequences, sources_->blocks()});
+    set(paging_->cross_lengths, cross_lengths_.data(), {sequences});
+  }
   for (Group& group : groups_) set(group.slots_input, group.slots.data(), {count, 0, 0});
   if (adapters() != nullptr) set(adapters()->chosen, chosen_.data(), {count, 0, 0});
   fill_tables();

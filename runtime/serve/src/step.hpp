@@ -12,6 +12,7 @@
 #include "pages.hpp"
 #include "populate.hpp"
 #include "shards.hpp"
+#include "sources.hpp"
 
 namespace dhlo::serve {
 
@@ -44,6 +45,13 @@ class Step {
   // Whether it keeps states of fixed size of sequences, which can't go back to fewer tokens.
   bool has_states() const { return paging_->num_states > 0; }
 
+  // Whether it attends to what an encoder has made, too.
+  bool is_cross() const { return paging_->num_cross > 0; }
+  // Of a step with cross attention: what it attends to, once take_encoder() has been called; null for other steps.
+  Sources* sources() const { return sources_.get(); }
+  // Throws Error where the step needs none, or another one; null: where it needs one.
+  void take_encoder(dhlo_model* encoder, int64_t max_positions);
+
   // Makes the session, which does collective operations by `shards` (null: the step has none), where each call is told
   // to the others. Not needed before attach() without them.
   void open(Shards* shards);
@@ -60,10 +68,10 @@ class Step {
 
   // What the next call computes: of each sequence `tokens`, from position `first` on, which have room, and then
   // `drafts`; wanted are the logits of the last `kept` of all these. Returns the row of the first. `adapter`: -1: none;
-  // `cell`: where its states are, if the step keeps such.
+  // `cell`: where its states are, if the step keeps such; `place`: where that is which it is about, if there is such.
   void clear();
   int64_t add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept, int32_t adapter = -1,
-              int32_t cell = -1);
+              int32_t cell = -1, int32_t place = -1);
   // 0 tokens: nothing was added.
   int64_t tokens() const { return static_cast<int64_t>(ids_.size()); }
   // If it fails, error() says why, and contents of blocks of these sequences behind their ends are undefined.
@@ -109,7 +117,8 @@ class Step {
 
   Cache* cache_ = nullptr;
   std::vector<int64_t> ids_, positions_, kept_;
-  std::vector<int32_t> starts_, lengths_, chosen_, cells_;
+  std::vector<int32_t> starts_, lengths_, chosen_, cells_, cross_tables_, cross_lengths_;
+  std::unique_ptr<Sources> sources_;
   std::vector<State> states_;
   std::vector<int32_t> free_cells_;
   std::vector<Group> groups_;

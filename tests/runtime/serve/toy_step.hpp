@@ -105,8 +105,8 @@ dhlo::Model model() {
                                               {"layers.0.down", kAdapterElements / 2, kWidth, kWidth}};
   static const dhlo_abi_adapters room = {kChosen, kAdapters, kRank, 2, products};
   constexpr bool adapted = kind == Kind::kAdapted;
-  static const dhlo_abi_paging paging = {kBlock, -1, kStarts, kLengths, 1, groups, 1, pools, adapted ? &room : nullptr,
-                                         0,      -1, 0,       nullptr,  1};
+  static const dhlo_abi_paging paging = {kBlock, -1, kStarts, kLengths, 1, groups, 1,  pools, adapted ? &room : nullptr,
+                                         0,      -1, 0,       nullptr,  1, -1,     -1, 0,     nullptr};
   static const dhlo_abi_level levels[] = {{"", ""}};
   static const dhlo_abi_code code[] = {{run<kind>, 0, nullptr, 0}};
   static const std::array<dhlo_abi_entry, 1> entries = [] {

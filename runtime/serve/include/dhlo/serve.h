@@ -147,6 +147,11 @@ typedef struct dhlo_engine_options {
   int64_t evict_recent; /* at its end; default 1 */
   int32_t evict_by;     /* a dhlo_eviction; default DHLO_EVICTION_RECENT */
   int32_t reserved3;
+  dhlo_model* encoder; /* of a step with cross attention, which needs one: computes of a request's inputs the keys and
+                          values that this reads, [1, heads, positions, depth], in the order of the step's inputs for
+                          them. Run once for a request, and again where that has given up all blocks. What it gives has
+                          memory of its own, of max_sequences requests at most. NULL: none. Retained */
+  int64_t max_source_positions; /* of them, where the encoder gives any number; else 0, the default */
 } dhlo_engine_options;
 
 DHLO_API void dhlo_engine_options_init(dhlo_engine_options* options);
@@ -220,6 +225,10 @@ typedef struct dhlo_sampling {
   int32_t early_stopping; /* a dhlo_early_stopping; default DHLO_EARLY_STOPPING_SCORES */
   double length_penalty;  /* scores are sums of log-probabilities over this power of the number of tokens, -10 to 10;
                              default 1: larger numbers favour longer texts */
+  const char* const*
+      input_names;           /* what the engine's encoder takes of the request: all of its inputs, by name, dense */
+  const dhlo_tensor* inputs; /* in memory. Refused by an engine without one */
+  int64_t num_inputs;
 } dhlo_sampling;
 
 DHLO_API void dhlo_sampling_init(dhlo_sampling* sampling);
@@ -309,6 +318,8 @@ typedef struct dhlo_engine_stats {
   int64_t swaps;          /* of preemptions, those that were swapped out */
   int64_t swapped_bytes;  /* that they take now */
   int64_t evicted_blocks; /* that sequences went on without */
+  int64_t encoded;        /* runs of the encoder */
+  int64_t encoder_ns;     /* spent in them; of neither step_ns nor host_ns */
 } dhlo_engine_stats;
 /* As of the last step. */
 DHLO_API dhlo_status dhlo_engine_get_stats(const dhlo_engine* engine, dhlo_engine_stats* out);

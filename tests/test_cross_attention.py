@@ -22,7 +22,8 @@ from tests.serving import WORDS, make_folder
 from tests.test_encoder_decoder import model_of
 
 POSITIONS, VOCABULARY = 20, WORDS  # of a source: no whole number of blocks, and fewer than a prompt may have tokens
-LENGTHS = (4, 1, 37, 3, 20)
+LENGTHS = (20, 20, 37, 4, 1)
+START = 3
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 Inputs = dict[str, Any]
 
@@ -30,7 +31,7 @@ Inputs = dict[str, Any]
 def whisper() -> Any:
     """Random weights of a scale with which tokens vary."""
     torch.manual_seed(0)
-    tokens = dict(vocab_size=VOCABULARY, pad_token_id=0, bos_token_id=1, eos_token_id=None, decoder_start_token_id=3)
+    tokens = dict(vocab_size=VOCABULARY, pad_token_id=0, bos_token_id=1, eos_token_id=None, decoder_start_token_id=START)
     layers = dict(encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4)
     sizes = dict(d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=POSITIONS)
     none = dict(suppress_tokens=None, begin_suppress_tokens=None)
@@ -57,7 +58,7 @@ class Case:
         programs = {"decoder": cross_step_program(self.model), "encoder": source_program(self.model)}
         self.compiled: CompiledModel = dhlo.compile(programs, pages=cross_step_pages(16))
         r = np.random.default_rng(0)
-        self.prompts: list[list[int]] = [r.integers(4, VOCABULARY, n).tolist() for n in LENGTHS]
+        self.prompts: list[list[int]] = [[START, *r.integers(4, VOCABULARY, n - 1).tolist()] for n in LENGTHS]
         self.inputs: list[Inputs] = [
             {"input_features": r.standard_normal((1, 8, 2 * POSITIONS), dtype=np.float32)} for _ in LENGTHS
         ]
@@ -209,7 +210,7 @@ def test_texts_of_any_length(name: str) -> None:
     compiled = dhlo.compile(programs, pages=cross_step_pages(16))
     r = np.random.default_rng(1)
     inputs = [{"input_ids": r.integers(4, 99, (1, n))} for n in (5, 1, 33, 16, 40)]
-    prompts = [r.integers(4, 99, n).tolist() for n in LENGTHS]
+    prompts = [[START, *r.integers(4, 99, n - 1).tolist()] for n in LENGTHS]
     wanted = list[list[int]]()
     for prompt, x in zip(prompts, inputs, strict=True):
         given = {"input_ids": torch.tensor(x["input_ids"]), "decoder_input_ids": torch.tensor([prompt])}

@@ -321,7 +321,7 @@ class _Paging:
 
     def _attend_sources(self, inputs: _Inputs) -> None:
         """Keys and values of sources become pools, that attention over them reads."""
-        readers = {use.owner.operation.opview for a in self.cross for use in a.uses}
+        readers = [op for op in self.block.operations if isinstance(op, Attention) and op.operands[1] in self.cross]
         for a in self.cross:
             _, heads, _, depth = from_mlir(a).shape
             a.set_type(from_mlir(a).with_shape([heads, self.cross_slots, depth]).mlir())

@@ -7,10 +7,12 @@
 !key = tensor<?xi64, #dhlo.shape<["s1 + s2"]>>
 !at = tensor<?x?xi64, #dhlo.shape<["s1", "s1 + s2"]>>
 !sees = tensor<?x?xi1, #dhlo.shape<["s1", "s1 + s2"]>>
+!source = tensor<?x4x?x16xf32, #dhlo.shape<["s0", "4", "s3", "16"]>>
 !mask = tensor<?x4x?x?xi1, #dhlo.shape<["s0", "4", "s1", "s1 + s2"]>>
-module attributes {dhlo.symbols = {s0 = [0, 64], s1 = [0, 9223372036854775807], s2 = [0, 9223372036854775807]}} {
+module attributes {dhlo.symbols = {s0 = [0, 64], s1 = [0, 9223372036854775807], s2 = [0, 9223372036854775807], s3 = [1, 9223372036854775807]}} {
   // Keys and values go to slots of pools. The mask says what `causal` and a window of 7 say, but for padding, of which there is none.
-  func.func @main(%q: !q {dhlo.name = "q"}, %k: !new {dhlo.name = "k"}, %v: !new {dhlo.name = "v"}, %keys: !cache {dhlo.name = "keys", dhlo.page = 16 : i64}, %values: !cache {dhlo.name = "values", dhlo.page = 16 : i64}, %padding: !padding {dhlo.name = "padding"}) -> (!q, !whole, !whole) {
+  // What attention reads and nothing is joined to lies in pools with a table and lengths of their own.
+  func.func @main(%q: !q {dhlo.name = "q"}, %k: !new {dhlo.name = "k"}, %v: !new {dhlo.name = "v"}, %keys: !cache {dhlo.name = "keys", dhlo.page = 16 : i64}, %values: !cache {dhlo.name = "values", dhlo.page = 16 : i64}, %padding: !padding {dhlo.name = "padding"}, %cross_keys: !source {dhlo.name = "cross_keys", dhlo.page = 16 : i64}, %cross_values: !source {dhlo.name = "cross_values", dhlo.page = 16 : i64}) -> (!q, !whole, !whole) {
     %all_keys = "dhlo.concat"(%keys, %k) {dim = 2 : i64} : (!cache, !new) -> !whole
     %all_values = "dhlo.concat"(%values, %v) {dim = 2 : i64} : (!cache, !new) -> !whole
     %tokens = "dhlo.iota"() {dim = 0 : i64, start = "0", step = "1"} : () -> !token
@@ -28,6 +30,7 @@ module attributes {dhlo.symbols = {s0 = [0, 64], s1 = [0, 9223372036854775807], 
     %real = "dhlo.broadcast"(%padding) {dims = [0, 3]} : (!padding) -> !mask
     %mask = "dhlo.and"(%positional, %real) : (!mask, !mask) -> !mask
     %y = "dhlo.attention"(%q, %all_keys, %all_values, %mask) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, causal = false, past = "0", scale = 0.25 : f64, softcap = 0.0 : f64} : (!q, !whole, !whole, !mask) -> !q
-    return %y, %all_keys, %all_values : !q, !whole, !whole
+    %z = "dhlo.attention"(%y, %cross_keys, %cross_values) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, causal = false, past = "0", scale = 0.5 : f64, softcap = 0.0 : f64} : (!q, !source, !source) -> !q
+    return %z, %all_keys, %all_values : !q, !whole, !whole
   }
 }

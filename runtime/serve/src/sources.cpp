@@ -118,7 +118,8 @@ void Sources::map(int64_t places) {
   places_ = places;
   for (Pool& pool : pools_) {
     int64_t bytes = pool.heads * pool.row_bytes;
-    if (!fits || __builtin_mul_overflow(bytes, slots(), &bytes) || !pool.pages.map(bytes, true))
+    // In huge pages one source would take the room of several: heads lie far apart.
+    if (!fits || __builtin_mul_overflow(bytes, slots(), &bytes) || !pool.pages.map(bytes, false))
       throw Error(DHLO_OUT_OF_MEMORY, "no memory for the sources of " + std::to_string(places) + " sequences, of " +
                                           std::to_string(positions_) + " positions each: give max_sequences");
   }

@@ -118,8 +118,12 @@ PAGING: Final[dict[str, int]] = {
     "num_states": 88,
     "states": 96,
     "by_order": 104,
+    "cross_tables": 112,
+    "cross_lengths": 120,
+    "num_cross": 128,
+    "cross": 136,
 }
-PAGING_BYTES: Final = 112
+PAGING_BYTES: Final = 144
 ADAPTED: Final[dict[str, int]] = {"name": 0, "offset": 8, "inputs": 16, "outputs": 24}
 ADAPTED_BYTES: Final = 32
 ADAPTERS: Final[dict[str, int]] = {"chosen": 0, "weights": 8, "rank": 16, "num_products": 24, "products": 32}

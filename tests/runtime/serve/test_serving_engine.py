@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -283,6 +284,8 @@ def test_draft_model(model: Any, step: CompiledModel, draft_step: CompiledModel)
         check_empty(drafting)
     with pytest.raises(ContractError, match="draft_model is a compiled model or None, got 3"):
         Engine(step, replace(small, draft_model=3))  # type: ignore[arg-type]
+    with pytest.raises(ContractError, match="encoder: the step has no cross attention"):
+        Engine(step, replace(small, encoder=step))
     with pytest.raises(ContractError, match="draft_tokens"):
         Engine(step, replace(small, draft_tokens=25))
 
@@ -439,6 +442,8 @@ def test_what_is_refused(step: CompiledModel, prompt: Any, params: dict[str, Any
     with Engine(step, EngineOptions(cache_bytes=20 * BLOCK_BYTES)) as engine:
         with pytest.raises(ContractError, match=message):
             engine.submit(prompt, SamplingParams(**params))
+        with pytest.raises(ContractError, match="the engine has no encoder"):
+            engine.submit([1], inputs={"features": array("f", [1])})
         check_empty(engine)
 
 

@@ -251,6 +251,12 @@ typedef struct dhlo_abi_paging {
   const int64_t* states; /* [cells, ...] of static sizes, which a run writes to; one is read where a sequence's tokens
                             of the call aren't its first */
   int64_t by_order;      /* 1: tokens see the keys before them in tables and their own, whatever their positions are */
+  int64_t cross_tables;  /* i32 [B, N]: the blocks of each sequence in the pools of `cross`, of block_slots slots; -1 if
+                            there are none */
+  int64_t cross_lengths; /* i32 [B]: the keys of each sequence there, all of which all of its tokens see */
+  int64_t num_cross;
+  const int64_t* cross; /* inputs [heads, slots, depth] that a run only reads: keys and values of what sequences are
+                           about, as an encoder made them */
 } dhlo_abi_paging;
 
 /* What the processes of a group do together. Each of them runs those of a program in the same order. Append only. */
@@ -388,7 +394,7 @@ static_assert(sizeof(dhlo_abi_pool) == 32, "dhlo_abi_pool");
 static_assert(sizeof(dhlo_abi_page_group) == 24, "dhlo_abi_page_group");
 static_assert(sizeof(dhlo_abi_adapted) == 32, "dhlo_abi_adapted");
 static_assert(sizeof(dhlo_abi_adapters) == 40, "dhlo_abi_adapters");
-static_assert(sizeof(dhlo_abi_paging) == 112, "dhlo_abi_paging");
+static_assert(sizeof(dhlo_abi_paging) == 144, "dhlo_abi_paging");
 static_assert(sizeof(dhlo_abi_process_group) == 16, "dhlo_abi_process_group");
 static_assert(sizeof(dhlo_abi_collective) == 48, "dhlo_abi_collective");
 static_assert(sizeof(dhlo_abi_entry) == 152, "dhlo_abi_entry");

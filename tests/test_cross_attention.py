@@ -174,7 +174,7 @@ class Table(torch.nn.Module):
 def test_a_source_that_cant_be_computed_ends_its_request_alone(case: Case) -> None:
     table = dhlo.compile(torch.export.export(Table(), (torch.arange(7),)))
     with case.engine(encoder=table, max_step_tokens=16) as engine:
-        ids = [np.arange(7), np.array([1, 2, 3, 4, 5, 6, 50]), np.arange(7)[::-1].copy()]
+        ids = [np.arange(7), np.array([1, 2, 3, 4, 5, 6, 50]), np.arange(7, 14)]
         outputs = engine.generate([[5, 6, 7]] * 3, GREEDY, [{"ids": x} for x in ids])
         assert [x.choices[0].finish for x in outputs] == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]
         assert outputs[1].choices[0].error.startswith("the encoder failed: ")

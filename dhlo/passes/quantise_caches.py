@@ -19,6 +19,7 @@ from dhlo.ir.ops.compute import Attention, Matmul, Reduce
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, State, Transpose
 from dhlo.ir.ops.quantised import Dequantize
+from dhlo.ir.paging import paging_of
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import DTYPES, TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
@@ -71,6 +72,11 @@ def take_request(module: Module) -> str:
     return wanted
 
 
+def _has_pools(module: Module) -> bool:
+    """Whether `page-caches` has made pools, in the format that was asked for."""
+    return any(paging is not None and bool(paging.pools) for paging in map(paging_of, bodies(module)))
+
+
 def check_caches(modules: Mapping[str, Module]) -> None:
     """Raises CompileError where caches were asked for in fewer bits and no entry (by name) has any, or one entry can't keep a state
     as another does."""
@@ -80,7 +86,7 @@ def check_caches(modules: Mapping[str, Module]) -> None:
     rows = {entry: {row["name"]: row for row in quantised_caches(m)} for entry, m in asked.items()}
     found = {name: entry for entry, of in rows.items() for name, row in of.items() if row["format"]}
     wanted = ir.StringAttr(next(iter(asked.values())).operation.attributes[_REQUEST]).value
-    if not found:
+    if not found and not any(map(_has_pools, modules.values())):  # which have it
         raise CompileError(_NONE.format(wanted), hint=_hint([row for of in rows.values() for row in of.values()]))
     for name, first in found.items():
         for entry, module in asked.items():

@@ -201,8 +201,8 @@ class PagedKernel:
             host.launch(f"{self.symbol}_combine", args, items, grain_of(host, work), combine_scratch_bytes(spec))
 
     def _check(self, host: GroupHost, batch: Batch) -> V:
-        """Whether starts ascend from 0 to the number of tokens, and lengths are those of a sequence's blocks at most, and, where its
-        tokens are among its keys, of these at least."""
+        """Whether starts ascend from 0 to the number of tokens, and lengths are those of a sequence's blocks at most, and of its
+        tokens, where these are among its keys, at least."""
         f, most = host.fn, host.fn.mul(batch.columns, self.paging.block)
         first = number(host, batch.starts, 0)
         begin = [first, f.select(f.cmp("eq", first, 0), f.i64(1), f.i64(0))]

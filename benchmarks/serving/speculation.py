@@ -30,6 +30,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.speculation", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--draft-model", type=Path)
+    parser.add_argument("--draft-precision", default="f32", help="as --precision of benchmarks.serving")
+    parser.add_argument("--steps", type=Path, help="where compiled steps are, and are kept; by default nowhere")
+    parser.add_argument("--kinds", nargs="*", default=[*_KINDS], help="those whose name begins so")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=200)
@@ -43,15 +46,18 @@ def main() -> None:
     texts = [x for k, x in enumerate(sources()) if k % HELD_OUT[0] == HELD_OUT[1] and len(x) > 6000][: given.prompts]
     prompts = [tokenizer.encode(x).ids[:600] for x in texts]
     with tempfile.TemporaryDirectory() as temporary:
-        file = Path(temporary) / "step.so"
-        compiled(given.folder, "f32", file)
-        model = dhlo.load(file)
+
+        def loaded(folder: Path, precision: str) -> Any:
+            file = (given.steps or Path(temporary)) / f"{folder.name}_{precision}.so"
+            if not file.exists():
+                compiled(folder, precision, file)
+            return dhlo.load(file)
+
+        model = loaded(given.folder, "f32")
         options = EngineOptions(cache_bytes=1 << 28, prefix_cache=False)
         kinds = {"none": options} | {f"lookup, {n}": replace(options, prompt_lookup=n) for n in (8, 16)}
         if given.draft_model:
-            drafting = Path(temporary) / "draft.so"
-            compiled(given.draft_model, "f32", drafting)
-            with_model = replace(options, draft_model=dhlo.load(drafting))
+            with_model = replace(options, draft_model=loaded(given.draft_model, given.draft_precision))
             kinds |= {"draft model, 8": with_model, "both, 8": replace(with_model, prompt_lookup=8)}
         engines = {name: Engine(model, each) for name, each in kinds.items()}
         for engine in engines.values():  # memory is touched, nothing is learned of drafts
@@ -64,6 +70,8 @@ def main() -> None:
 
         print(f"| tokens | {' | '.join([*engines][1:])} | the same tokens |\n" + "| --- " * (len(engines) + 1) + "|")
         for name, kind in _KINDS.items():
+            if not name.startswith(tuple(given.kinds)):
+                continue
             taken, same = dict.fromkeys(engines, 0.0), 0
             for prompt in prompts:
                 said = set[tuple[int, ...]]()

@@ -39,6 +39,7 @@ __all__ = ["PARTS", "Part", "main", "subject"]
 DOCUMENT = measure.ROOT / "docs" / "performance.md"
 _ROWS = Dim("rows", min=1, max=8192)
 _MANY = ("dhlo", "dhlo_int8", "dhlo_int4", "dhlo_a8_int8", "dhlo_a8_int4", "openvino_int8", "openvino_int4", "ort_int8", "ort_int4")
+_GROUPS_OF_32 = ("dhlo_g32_int4", "dhlo_a8_g32_int4", "llamacpp_int4")
 _FORMATS = ("int8", "int4")
 # Calls in a row: enough for what they read to have come to the cache in which it stays.
 _REPEAT_BYTES, _MOST_REPEATS = 200 << 20, 100
@@ -159,7 +160,7 @@ def parts(tiny: bool = False) -> dict[str, Part]:
     forms = [(k, n, form) for k, n in small for form in ("constant", "given", "transposed")]
     peers = (*_MANY, "openvino")
     return {
-        "decode": Part([replace(step, shapes=pasts)], peers),
+        "decode": Part([replace(step, shapes=pasts)], (*peers, *_GROUPS_OF_32, "llamacpp_int8")),
         "rows": Part([_linear(k, n, (1,)) for k, n in levels], _MANY, _weights(levels)),
         "many": Part([_linear(k, n, many) for k, n in deep], (*peers, "eager"), _weights(deep)),
         "dynamic": Part(

@@ -1,4 +1,4 @@
-"""Peers that keep the constants of products as int8 or int4: this compiler with `weights=`, OpenVINO and ONNX Runtime."""
+"""Peers with constants of products as int8 or int4: this compiler with `weights=`, OpenVINO, ONNX Runtime and llama.cpp."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks.models import Decoder
 from dhlo.bench.peers import PEERS, Dhlo, Eager, OpenVino, Ort, Peer
 from dhlo.bench.subject import Arguments, Subject
+from dhlo.errors import CompileError
 
 __all__ = ["GROUP", "Several"]
 
 GROUP = 64
 """Elements along k that share a scale of int4."""
 
+_LONGEST = 1280  # positions of a decoder that is measured
 _LEAST = 1 << 12  # elements of constants that are worth codes
 Matrix = npt.NDArray[np.float32]
 
@@ -57,6 +60,18 @@ class DhloInt4(DhloInt8, peer="dhlo_int4"):
     """This compiler, the constants of products as int4."""
 
     weights: ClassVar[str] = f"int4:{GROUP}"
+
+
+class DhloInt4Fine(DhloInt8, peer="dhlo_g32_int4"):
+    """The same in groups of 32, as llama.cpp's."""
+
+    weights = "int4:32"
+
+
+class DhloInt4FineRounded(DhloInt4Fine, peer="dhlo_a8_g32_int4"):
+    """The same, and rows rounded to int8."""
+
+    activations = "int8"
 
 
 class DhloInt8Rounded(DhloInt8, peer="dhlo_a8_int8"):
@@ -200,6 +215,97 @@ class OrtInt4(OrtInt8, peer="ort_int4"):
     bits: ClassVar[int] = 4
 
 
+# ---------------------------------------------------------------------- llama.cpp
+class LlamaCppInt8(Peer, peer="llamacpp_int8"):
+    """llama.cpp on a decoding step of W2, written as GGUF: a Qwen3, whose program this is. It has caches of its own, so that its
+    results are compared where it is built: with the module's, without caches."""
+
+    needs: ClassVar[tuple[str, ...]] = ("llama_cpp", "gguf")
+    compared: ClassVar[bool] = False
+    kind: ClassVar[str] = "q8_0"
+    error: ClassVar[float] = 0.05  # of the results' scale
+    _NAMES: ClassVar[Mapping[str, str]] = {
+        "embed": "embed_tokens",
+        "n1": "input_layernorm",
+        "q": "self_attn.q_proj",
+        "k": "self_attn.k_proj",
+        "v": "self_attn.v_proj",
+        "qn": "self_attn.q_norm",
+        "kn": "self_attn.k_norm",
+        "o": "self_attn.o_proj",
+        "n2": "post_attention_layernorm",
+        "gate": "mlp.gate_proj",
+        "up": "mlp.up_proj",
+        "down": "mlp.down_proj",
+    }
+
+    def build(self) -> None:
+        module = self._module()
+        if not isinstance(module, Decoder):
+            raise CompileError("this peer runs W2's decoding step alone")
+        write = import_module("benchmarks.serving.gguf_file").write
+        open_model = import_module("benchmarks.serving.llamacpp").LlamaCpp
+        with tempfile.TemporaryDirectory(prefix="dhlo-bench-") as folder:
+            path = Path(folder) / "model.gguf"
+            write(path, self._weights(module), self._config(module), self.kind)
+            self.model = open_model(str(path), self.threads, _LONGEST)
+        self.model.open(len(self.subject.labels), _LONGEST)
+        self.used, self.vocabulary = 0, len(module.embed.weight)
+        self._compare(module)
+
+    def _weights(self, module: Any) -> dict[str, Matrix]:
+        found = {}
+        for name, value in module.named_parameters():
+            *path, last, _ = name.split(".")
+            found[".".join(["model", *path, self._NAMES.get(last, last), "weight"])] = value.detach().numpy()
+        return found
+
+    def _config(self, module: Any) -> dict[str, Any]:
+        vocabulary, width = module.embed.weight.shape
+        return {
+            "model_type": "qwen3",
+            "num_hidden_layers": len(module.layers),
+            "num_attention_heads": module.heads,
+            "num_key_value_heads": module.kv_heads,
+            "head_dim": module.depth,
+            "hidden_size": width,
+            "intermediate_size": module.layers[0]["gate"].out_features,
+            "vocab_size": vocabulary,
+            "max_position_embeddings": _LONGEST,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {"rope_theta": 10000.0},
+        }
+
+    def _compare(self, module: Any) -> None:
+        ids = torch.randint(0, self.vocabulary, (1, 9))
+        want = module(ids, torch.arange(9)[None])[0].flatten()
+        (got,) = self.model.decode([(int(t), i, 0, i == 8) for i, t in enumerate(ids[0])])
+        self.model.forget(0)
+        error = float((torch.from_numpy(got) - want).abs().max() / want.abs().max())
+        if error > self.error:
+            raise ValueError(f"llama.cpp's results differ from the program's by {error:.2f} of their scale")
+
+    def prepare(self, arguments: Arguments) -> Any:
+        ids, positions, *_ = arguments[0]
+        past, sequence = int(positions), self.used
+        self.used += 1
+        filled = torch.randint(0, self.vocabulary, (past,)).tolist()
+        self.model.decode([(t, i, sequence, i + 1 == past) for i, t in enumerate(filled)])
+        return int(ids), past, sequence
+
+    def call(self, native: Any) -> Any:
+        token, past, sequence = native
+        self.model.forget(sequence, past)
+        return self.model.decode([(token, past, sequence, True)])[0]
+
+
+class LlamaCppInt4(LlamaCppInt8, peer="llamacpp_int4"):
+    """The same as int4, in groups of 32."""
+
+    kind = "q4_0"
+    error = 0.5
+
+
 # ---------------------------------------------------------------------- activations as int8, too
 class DhloDynamic(Dhlo, peer="dhlo_dynamic"):
     """This compiler on torchao's int8 weights and activations, a scale for each row. Takes modules of one matrix of rows."""
@@ -249,7 +355,7 @@ class Several(Subject):
 def _several(name: str, inner: type[Peer]) -> None:
     class _Several(Peer, peer=f"several_{name}"):
         __doc__ = inner.__doc__
-        needs = inner.needs
+        needs, compared = inner.needs, inner.compared
 
         def build(self) -> None:
             self.peers = [inner(part, self.threads) for part in self.subject.parts]  # type: ignore[attr-defined]

@@ -1,15 +1,18 @@
 """Serving engines beside each other on the same traces, each in a process of its own, in turns.
 
-`python -m benchmarks.serving FOLDER [--openvino PYTHON OPENVINO_FOLDER]`: FOLDER is a decoder of transformers (config.json,
-safetensors); PYTHON an interpreter with openvino-genai, and OPENVINO_FOLDER what `optimum-cli export openvino --task
-text-generation-with-past --weight-format fp32` made of FOLDER.
+`python -m benchmarks.serving FOLDER [--openvino PYTHON MODEL] [--llamacpp PYTHON MODEL] ...`: FOLDER is a decoder of transformers
+(config.json, safetensors), PYTHON an interpreter that has the peer, and MODEL what was made of FOLDER for it, as precise:
+
+openvino     a folder that `optimum-cli export openvino --task text-generation-with-past --weight-format fp32` wrote
+llamacpp     a file that `python -m benchmarks.serving.gguf_file` wrote
+onnxruntime  a folder that `python -m onnxruntime_genai.models.builder -e cpu -p fp32` wrote
+vllm         FOLDER itself
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,8 @@ from benchmarks.serving.traces import Answer, Trace, figures, poisson, several, 
 
 __all__: list[str] = []
 
+_PEERS = ("openvino", "llamacpp", "onnxruntime", "vllm")
+_ROOT = Path(__file__).parents[2]
 _PAGES = {"keys*": 16, "values*": 16}
 
 
@@ -42,15 +47,14 @@ def compiled(folder: Path, precision: str, file: Path) -> None:
     from dhlo.integrations.decoder import step_program
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    kind, _, coded = precision.partition("-")
-    weights, _, activations = coded.partition("-")
+    kind, weights, activations = (*precision.split("-"), "", "")[:3]
     model = (model.bfloat16() if kind == "bf16" else model.float()).eval()
-    options = {"weights": f"{weights}:64" if weights else None, "activations": activations or "f32"}
+    options = {"weights": "int4:64" if weights == "int4" else weights or None, "activations": activations or "f32"}
     dhlo.compile(step_program(model), pages=_PAGES, **options).save(file)
 
 
 def run(command: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, env={**os.environ})
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, cwd=_ROOT)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout)
@@ -59,36 +63,42 @@ def run(command: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def compare(name: str, trace: Trace, commands: Mapping[str, Sequence[str]], given: Mapping[str, Any], rounds: int) -> None:
     """Prints a row for each engine: the round with the most tokens a second."""
-    best, answers = dict[str, dict[str, float]](), dict[str, list[Answer]]()
+    best, tokens = dict[str, dict[str, float]](), dict[str, list[list[int]]]()
     unused: float | None = None
     for _ in range(rounds):
         for engine, command in commands.items():
             said = run(command, given)
-            answers[engine] = [Answer.of(a) for a in said["answers"][-1]]
+            answers = [Answer.of(a) for a in said["answers"][-1]]
+            tokens[engine] = [a.tokens for a in answers]
             unused = said.get("unused", unused)
-            found = figures(answers[engine])
+            found = figures(answers)
             if engine not in best or found["tokens_per_second"] > best[engine]["tokens_per_second"]:
                 best[engine] = found
     for engine, found in best.items():
         print(f"| {name} | {engine} | " + " | ".join(f"{v:.2f}" for v in found.values()) + " |", flush=True)
     if unused is not None:
         print(f"<!-- {unused:.1%} of the slots that sequences had reserved held no token, on average of steps -->", flush=True)
-    if len(answers) > 1:
-        same = sum(a.tokens == b.tokens for a, b in zip(*answers.values(), strict=True))
-        print(f"<!-- {same} of {len(trace.requests)} requests got the same tokens -->", flush=True)
+    for engine in list(tokens)[1:]:
+        same = sum(ours == theirs for ours, theirs in zip(tokens["dhlo"], tokens[engine], strict=True))
+        print(f"<!-- {same} of {len(trace.requests)} requests got the same tokens from {engine} -->", flush=True)
 
 
 def main() -> None:
     """Prints a table of figures for each trace."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--openvino", nargs=2, metavar=("PYTHON", "OPENVINO_FOLDER"))
+    for peer in _PEERS:
+        parser.add_argument(f"--{peer}", nargs=2, metavar=("PYTHON", "MODEL"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20, help="of each trace of requests at random")
     parser.add_argument("--only", default="", help="traces whose name has this in it")
-    kinds = [f"{n}{w}" for n in ("f32", "bf16") for w in ("", "-int4", "-int4-int8")]
+    weights = ["", *(f"-{w}{a}" for w in ("int4", "int4:32", "int8") for a in ("", "-int8"))]
+    kinds = [f"{n}{w}" for n in ("f32", "bf16") for w in weights]
     parser.add_argument(
-        "--precision", choices=kinds, default="f32", help="of numbers and caches, of weights, and of what these are multiplied with"
+        "--precision",
+        choices=kinds,
+        default="f32",
+        help="of numbers and caches, of weights (int4 is in groups of 64), and of what these are multiplied with",
     )
     parser.add_argument("--file", type=Path, help="a compiled step, made before")
     parser.add_argument("--max-step-tokens", type=int, default=256)
@@ -108,13 +118,14 @@ def main() -> None:
             "max_step_tokens": given.max_step_tokens,
             "prefix_cache": True,
             "precision": given.precision.partition("-")[0],
-            "rounded_activations": given.precision.endswith("-int8"),
-            "dhlo_file": str(file),
+            "rounded_activations": given.precision.count("-") == 2,
+            "dhlo_file": str(file.resolve()),
         }
         commands = {"dhlo": [sys.executable, "-m", "benchmarks.serving.worker_dhlo"]}
-        if given.openvino:
-            commands["openvino"] = [given.openvino[0], str(Path(__file__).with_name("worker_openvino.py"))]
-            common["openvino_folder"] = given.openvino[1]
+        for peer in _PEERS:
+            if asked := getattr(given, peer):
+                commands[peer] = [asked[0], "-m", f"benchmarks.serving.worker_{peer}"]
+                common[peer] = str(Path(asked[1]).resolve())
         print("| trace | engine | tokens/s | TTFT p50, ms | p95 | TPOT p50, ms | p95 | step, median |\n" + "| --- " * 8 + "|")
         for name, trace in chosen.items():
             before = warm if len(trace.requests) > 1 else replace(warm, requests=warm.requests[:32])

@@ -36,6 +36,7 @@ class Peer:
     needs: ClassVar[tuple[str, ...]] = ()  # modules that must be installed
     from_file: ClassVar[bool] = False  # works where only a compiled model is at hand
     specialised: ClassVar[bool] = False  # compiles each shape for itself, outside the timed region
+    compared: ClassVar[bool] = True  # its results with those of the subject; others see to it as they are built
     ours: ClassVar[bool] = False  # a way to use this compiler: nothing to compare it with
 
     def __init_subclass__(cls, peer: str) -> None:

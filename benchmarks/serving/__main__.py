@@ -61,26 +61,28 @@ def run(command: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def compare(name: str, trace: Trace, commands: Mapping[str, Sequence[str]], given: Mapping[str, Any], rounds: int) -> None:
-    """Prints a row for each engine: the round with the most tokens a second."""
-    best, tokens = dict[str, dict[str, float]](), dict[str, list[list[int]]]()
+def compare(group: Mapping[str, Trace], commands: Mapping[str, Sequence[str]], given: Mapping[str, Any], rounds: int) -> None:
+    """Prints a row for each trace and engine: the round with the most tokens a second. A process runs one trace after the other."""
+    best, tokens = dict[tuple[str, str], dict[str, float]](), dict[tuple[str, str], list[list[int]]]()
     unused: float | None = None
     for _ in range(rounds):
         for engine, command in commands.items():
             said = run(command, given)
-            answers = [Answer.of(a) for a in said["answers"][-1]]
-            tokens[engine] = [a.tokens for a in answers]
             unused = said.get("unused", unused)
-            found = figures(answers)
-            if engine not in best or found["tokens_per_second"] > best[engine]["tokens_per_second"]:
-                best[engine] = found
-    for engine, found in best.items():
-        print(f"| {name} | {engine} | " + " | ".join(f"{v:.2f}" for v in found.values()) + " |", flush=True)
+            for name, answered in zip(group, said["answers"][-len(group) :], strict=True):
+                answers = [Answer.of(a) for a in answered]
+                key, found = (name, engine), figures(answers)
+                tokens[key] = [a.tokens for a in answers]
+                if key not in best or found["tokens_per_second"] > best[key]["tokens_per_second"]:
+                    best[key] = found
+    for name in group:
+        for engine in commands:
+            print(f"| {name} | {engine} | " + " | ".join(f"{v:.2f}" for v in best[name, engine].values()) + " |", flush=True)
+        for engine in list(commands)[1:]:
+            same = sum(ours == theirs for ours, theirs in zip(tokens[name, "dhlo"], tokens[name, engine], strict=True))
+            print(f"<!-- {same} of {len(tokens[name, engine])} requests got the same tokens from {engine} -->", flush=True)
     if unused is not None:
         print(f"<!-- {unused:.1%} of the slots that sequences had reserved held no token, on average of steps -->", flush=True)
-    for engine in list(tokens)[1:]:
-        same = sum(ours == theirs for ours, theirs in zip(tokens["dhlo"], tokens[engine], strict=True))
-        print(f"<!-- {same} of {len(trace.requests)} requests got the same tokens from {engine} -->", flush=True)
 
 
 def main() -> None:
@@ -103,10 +105,13 @@ def main() -> None:
     parser.add_argument("--file", type=Path, help="a compiled step, made before")
     parser.add_argument("--max-step-tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--warm", type=int, default=0, help="requests before each trace, 32 at once; by default so many that caches are full")
+    parser.add_argument("--one-process", action="store_true", help="of each engine for all traces, as some take long to begin")
     given = parser.parse_args()
     vocabulary = json.loads((given.folder / "config.json").read_text())["vocab_size"]
     # So many tokens that all memory of the caches has been touched, and that they are full of others'.
-    warm = several(32, 320 if given.precision.startswith("bf16") else 160, vocabulary, seed=1000)
+    asked = given.warm or (320 if given.precision.startswith("bf16") else 160)
+    warm = several(32, asked, vocabulary, seed=1000)
     chosen = {name: t for name, t in traces(vocabulary, given.seconds).items() if given.only in name}
     with tempfile.TemporaryDirectory() as temporary:
         file = given.file or Path(temporary) / "step.so"
@@ -123,13 +128,16 @@ def main() -> None:
         }
         commands = {"dhlo": [sys.executable, "-m", "benchmarks.serving.worker_dhlo"]}
         for peer in _PEERS:
-            if asked := getattr(given, peer):
-                commands[peer] = [asked[0], "-m", f"benchmarks.serving.worker_{peer}"]
-                common[peer] = str(Path(asked[1]).resolve())
+            if found := getattr(given, peer):
+                commands[peer] = [found[0], "-m", f"benchmarks.serving.worker_{peer}"]
+                common[peer] = str(Path(found[1]).resolve())
         print("| trace | engine | tokens/s | TTFT p50, ms | p95 | TPOT p50, ms | p95 | step, median |\n" + "| --- " * 8 + "|")
-        for name, trace in chosen.items():
-            before = warm if len(trace.requests) > 1 else replace(warm, requests=warm.requests[:32])
-            compare(name, trace, commands, {**common, "traces": [before.to_json(), trace.to_json()]}, given.rounds)
+        groups = [chosen] if given.one_process else [{name: trace} for name, trace in chosen.items()]
+        for group in groups:
+            alone = all(len(trace.requests) == 1 for trace in group.values())
+            before = replace(warm, requests=warm.requests[:32]) if alone else warm
+            given_traces = [trace.to_json() for trace in (before, *group.values())]
+            compare(group, commands, {**common, "traces": given_traces}, given.rounds)
 
 
 if __name__ == "__main__":

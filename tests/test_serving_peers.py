@@ -86,7 +86,7 @@ class _Batches:
 def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The worker without llama.cpp; what was imported for it is forgotten."""
     api: Any = types.ModuleType("llama_cpp")
-    api.GGML_TYPE_F32, api.GGML_TYPE_BF16 = 0, 1
+    api.GGML_TYPE_F32 = 0
     monkeypatch.setitem(sys.modules, "llama_cpp", api)
     names = [f"benchmarks.serving.{name}" for name in ("llamacpp", "worker_llamacpp")]
     before = {name: sys.modules.pop(name, None) for name in names}

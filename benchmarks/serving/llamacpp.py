@@ -15,7 +15,7 @@ __all__ = ["LlamaCpp", "Token"]
 Token = tuple[int, int, int, bool]
 """An id, its position, the sequence that it belongs to, and whether its logits are wanted."""
 
-_CACHES = {"f32": api.GGML_TYPE_F32, "bf16": api.GGML_TYPE_BF16}
+_CACHES = {"f32": api.GGML_TYPE_F32, "bf16": 30}  # the bindings have no GGML_TYPE_BF16
 _ROUND = 256  # a sequence's room is a multiple of it
 
 

@@ -93,7 +93,7 @@ def main() -> None:
         parser.add_argument(f"--{peer}", nargs=2, metavar=("PYTHON", "MODEL"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20, help="of each trace of requests at random")
-    parser.add_argument("--only", default="", help="traces whose name has this in it")
+    parser.add_argument("--only", nargs="+", default=[""], help="traces whose name has one of these in it")
     weights = ["", *(f"-{w}{a}" for w in ("int4", "int4:32", "int8") for a in ("", "-int8"))]
     kinds = [f"{n}{w}" for n in ("f32", "bf16") for w in weights]
     parser.add_argument(
@@ -112,7 +112,7 @@ def main() -> None:
     # So many tokens that all memory of the caches has been touched, and that they are full of others'.
     asked = given.warm or (320 if given.precision.startswith("bf16") else 160)
     warm = several(32, asked, vocabulary, seed=1000)
-    chosen = {name: t for name, t in traces(vocabulary, given.seconds).items() if given.only in name}
+    chosen = {name: t for name, t in traces(vocabulary, given.seconds).items() if any(part in name for part in given.only)}
     with tempfile.TemporaryDirectory() as temporary:
         file = given.file or Path(temporary) / "step.so"
         if not file.exists():

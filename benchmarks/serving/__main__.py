@@ -105,7 +105,9 @@ def main() -> None:
     parser.add_argument("--file", type=Path, help="a compiled step, made before")
     parser.add_argument("--max-step-tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--warm", type=int, default=0, help="requests before each trace, 32 at once; by default so many that caches are full")
+    parser.add_argument(
+        "--warm", type=int, default=0, help="requests before each trace, 32 at once; 0: so many that caches are full"
+    )
     parser.add_argument("--one-process", action="store_true", help="of each engine for all traces, as some take long to begin")
     given = parser.parse_args()
     vocabulary = json.loads((given.folder / "config.json").read_text())["vocab_size"]

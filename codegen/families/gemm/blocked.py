@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table, emit_packing_table, least_packing
-from dhlo.codegen.families.gemm.pack_rows import emit_pack_a_panel, units
+from dhlo.codegen.families.gemm.pack_rows import emit_pack_a_panel, emit_widen_rows, units, widened_row
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import emit_store_part, part_of
 from dhlo.codegen.families.gemm.plan import RowSplit
@@ -149,6 +149,10 @@ class _Kernel:
             elements = fn.min(fn.sub(self.k, begins), fn.mul(size, depth(elem)))
         a_size = fn.mul(spec.left_steps(fn, size), spec.left_parts(elem))
         a_chunk = a_block if chunk is None and part is None else fn.gep(a_block, fn.mul(begins, self.sk), elem)
+        a_rows, apart, of = a_chunk, self.sm, elem  # where rows are, unless they are packed
+        if self.rows and elem == F16:
+            a_rows, apart, of = self.a_pack, widened_row(fn, size, spec), F32
+            fn.call(emit_widen_rows(fn.module, spec), [a_chunk, self.sm, split.size, size, a_rows, apart])
         if not self.rows:
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
@@ -186,7 +190,7 @@ class _Kernel:
             slice_bytes = fn.mul(size, later_step)
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
-                a = [fn.gep(a_chunk, fn.mul(offset, self.sm), elem), self.sm]
+                a = [fn.gep(a_rows, fn.mul(offset, apart), of), apart]
                 if not self.rows:
                     a = [fn.gep(self.a_pack, fn.mul(offset, a_size), self.part)]
                 if self.column_sums is not None:
@@ -216,7 +220,7 @@ class _Kernel:
         """What tiles below the first one prefetch, and how many bytes of it for a step: the next row panel, where rows are read in
         place for the first time and lie one behind the other; else nothing new."""
         fn, elem = self.fn, self.elem
-        if not self.rows or depth(elem) > 1:
+        if not self.rows or depth(elem) > 1 or elem == F16:
             return panel, fn.i64(0)
         streams = fn.and_(first, fn.cmp("eq", self.sm, elements))
         later = fn.gep(a, fn.mul(mr, self.sm), elem)

@@ -142,8 +142,8 @@ class Matmul:
 
     @property
     def _row_forms(self) -> tuple[bool, ...]:
-        """Forms of A: in place or packed; bytes and f16 always are."""
-        return (False,) if self.elem in (I8, F16) else (True, False)
+        """Forms of A: in place or packed; bytes always are, and rows of f16 are a copy in f32 instead of in place."""
+        return (False,) if self.elem == I8 else (True, False)
 
     @property
     def _half_depth(self) -> int:
@@ -338,7 +338,8 @@ class Matmul:
         copied, by_tiles = not source.in_place, None
         if source is _STRIDED and packs_on_the_way(self.elem):
             by_tiles = fn.cmp("eq", x.b_strides[3], 1)
-        plan = Plan(self.spec, self.elem, host, x.m, steps, panels, cells, in_place, copied=copied, by_tiles=by_tiles)
+        uncopied = fn.const(0, I1) if self.elem == F16 else in_place
+        plan = Plan(self.spec, self.elem, host, x.m, steps, panels, cells, uncopied, copied=copied, by_tiles=by_tiles)
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
         return _Blocking(plan, panels, in_place, count)
 
@@ -438,8 +439,8 @@ class Matmul:
         return fn.select(needless, null, x.touch)
 
     def _reads_in_place(self, host: HostContext, x: Operands) -> V:
-        """Whether A is read where it lies: k contiguous, and a row panel's lines don't crowd few sets of the L1 cache; and
-        few panels of B meet it, if its numbers are widened.
+        """Whether A is read where it lies, or f16 in rows of f32 that are copied from there: k contiguous, and a row panel's lines
+        don't crowd few sets of the L1 cache; and few panels of B meet it, if its numbers are widened.
 
         The rows' lines fall on 4096 / g different places, where g is the largest power of two that divides the row
         stride. There they may take two thirds of the cache: B passes through it, a line each while a row's line is in use. A
@@ -448,6 +449,8 @@ class Matmul:
         fn, m, k, (_, _, row_stride, k_stride) = host.fn, x.m, x.k, x.a_strides
         if True not in self._row_forms:
             return fn.const(0, I1)
+        if self.elem == F16:  # whose copies are apart as suits a cache
+            return fn.cmp("eq", k_stride, 1)
         stride = fn.mul(row_stride, BITS[self.elem] // 8)
         g = fn.min(fn.and_(stride, fn.sub(0, stride)), _L1_WAY_BYTES)
         room, rows = fn.divu(fn.mul(host.machine("l1d_bytes"), 2), 3), self.spec.rows(self.elem)

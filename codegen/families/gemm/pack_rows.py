@@ -9,7 +9,7 @@ from dhlo.codegen.families.gemm.multiply_add import as_vector_of, widened_pair
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, SIGN_BITS, TileSpec, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 
-__all__ = ["emit_pack_a_panel", "emit_pack_rows", "load_unit", "memory_type", "units"]
+__all__ = ["emit_pack_a_panel", "emit_pack_rows", "emit_widen_rows", "load_unit", "memory_type", "units", "widened_row"]
 
 # To the second level: rows that are a power of two apart share sets of the first.
 _PREFETCH_LOCALITY = 2
@@ -183,6 +183,37 @@ def _interleaved(fn: Fn, x: list[V]) -> V:
     turns = [i for lane in range(lanes) for i in (lane, lanes + lane)]
     low, high = (as_vector_of(fn, "i16", fn.shuffle(a, b, turns)) for a, b in (x[:2], x[2:]))
     return as_vector_of(fn, I32, fn.shuffle(low, high, turns))
+
+
+def widened_row(fn: Fn, k: V, spec: TileSpec) -> V:
+    """How many f32 apart are the rows of `k` that `emit_widen_rows` writes: an odd number of vectors, so that they don't crowd few
+    sets of a cache."""
+    lanes = spec.lanes(F16)
+    return fn.mul(fn.or_(fn.ceildivu(k, lanes), fn.i64(1)), lanes)
+
+
+def emit_widen_rows(module: KernelModule, spec: TileSpec) -> str:
+    """Emits `widen_rows_f16(src, row_stride, rows, k, dst, ld)` once and returns its symbol: dst[r * ld + kk] =
+    src[r * row_stride + kk] as f32. Strides are in elements; up to `widened_row` numbers of a row are written."""
+    name = "widen_rows_f16"
+    if name in module.functions:
+        return name
+    sizes = [(x, I64) for x in ("row_stride", "rows", "k")]
+    fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR), ("ld", I64)], noinline=True)
+    src, row_stride, rows, k, dst, ld = fn.args
+    lanes = spec.lanes(F16)
+    ty = vec(memory_type(F16), lanes)
+    whole = fn.mul(fn.divu(k, lanes), lanes)
+    rest = fn.tail_mask(fn.sub(k, whole), lanes)
+    with fn.loop(0, rows) as i:
+        row, to = fn.gep(src, fn.mul(i.iv, row_stride), F16), fn.gep(dst, fn.mul(i.iv, ld), F32)
+        with fn.loop(0, whole, lanes) as at:
+            fn.store(_as_unit(fn, F16, fn.load(fn.gep(row, at.iv, F16), ty, BITS[F16] // 8)), fn.gep(to, at.iv, F32))
+        with fn.when(fn.cmp("lt", whole, k)):
+            x = fn.masked_load(fn.gep(row, whole, F16), rest, fn.const(0, ty))
+            fn.store(_as_unit(fn, F16, x), fn.gep(to, whole, F32))
+    fn.done()
+    return name
 
 
 def emit_pack_a_panel(fn: Fn, elem: str, spec: TileSpec, src: V, row_stride: V, k_stride: V, rows: V, k: V, dst: V) -> None:

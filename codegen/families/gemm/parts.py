@@ -5,8 +5,9 @@ from __future__ import annotations
 import sympy
 
 from dhlo.codegen.families.box import copy_cycles, wake_cycles
+from dhlo.codegen.families.gemm.pack_rows import widened_row
 from dhlo.codegen.families.gemm.panels import PanelSource
-from dhlo.codegen.families.gemm.register_tile import TileSpec, accumulator, depth, unit
+from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, accumulator, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS, HostContext, kernel_fn, load_args
 
@@ -63,7 +64,9 @@ def part_items(
     elements = fn.i64(spec.tile_elements(elem) + spec.lanes(elem))
     if not source.in_place:
         elements = fn.add(elements, fn.mul(each, spec.panel(elem)))
-    if not rows or depth(elem) > 1:
+    if elem == F16 and rows:
+        elements = fn.add(elements, fn.mul(height, widened_row(fn, each, spec)))
+    elif not rows or depth(elem) > 1:
         packed = fn.i64(1) if rows else spec.left_steps(fn, each)
         elements = fn.add(elements, fn.mul(fn.mul(height, packed), spec.left_parts(elem)))
     count = fn.mul(fn.mul(parts, blocks), panels)

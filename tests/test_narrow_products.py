@@ -54,6 +54,8 @@ def test_strides_and_special_numbers(model: Any) -> None:
     plain, turned = model(a, b, b.transpose(-1, -2))
     check(plain, a, b)
     check(turned, a, b)
+    a = torch.randn(2, 33, 200).half()[..., 3:103]  # rows that are contiguous, and apart
+    check(model(a, b, b.transpose(-1, -2))[0], a, b)
     a = torch.tensor([[[65504.0, 1], [torch.nan, 1], [torch.inf, 0], [2.0**-24, 0]]]).half()
     b = torch.tensor([[[1.0, 2], [0, 2.0**-24]]]).half()
     for found in model(a, b, b.transpose(-1, -2).contiguous()):

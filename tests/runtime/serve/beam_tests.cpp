@@ -177,7 +177,7 @@ void test_failures() {
   sampling.bias_tokens = tokens.data();
   sampling.bias = bias.data();
   sampling.num_bias = static_cast<int64_t>(tokens.size());
-  const uint64_t one = engine.submit({1, 2}, &sampling);
+  const uint64_t one = engine.submit({1, 2, 4}, &sampling);
   while (engine.step()) continue;
   Answers answers;
   read(engine, answers, 6);

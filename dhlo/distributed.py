@@ -112,6 +112,8 @@ class Communicator:
             y.copy_(out)
         except BaseException as e:
             self._broken = f"{kind} of '{group}': {str(e) or type(e).__name__}"
+            if self._last is not None and not self._last.is_completed():
+                threading.Thread(target=_hold, args=(self._last, self.group(group)), daemon=True).start()
             raise
         finally:
             self._lock.release()
@@ -171,6 +173,15 @@ def _start(
             sends, receives = (list(s) for s in splits)
             return group.alltoall_base(out, x, receives, sends, c10d.AllToAllOptions()), out
     raise ValueError(f"no operation is called {kind!r}")
+
+
+def _hold(work: Any, group: Group) -> None:
+    """Keeps a group until an operation that was given up is over: else who drops it last waits for that, up to the group's timeout.
+
+    Sleeps, rather than waits in C++: a thread that comes out of there when the interpreter is gone ends the process.
+    """
+    while not work.is_completed():
+        time.sleep(0.1)
 
 
 def _wait(work: Any, timeout_ns: int, stopped: Callable[[], bool]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from torch.export import Dim, ExportedProgram, export
@@ -154,6 +155,22 @@ def test_groups_end_with_what_calls_them() -> None:
         assert seen() is None
     finally:
         gc.enable()
+
+
+def test_dropping_groups_doesnt_wait_for_operations_that_were_given_up() -> None:
+    x, y = torch.ones(3), torch.zeros(3)
+    groups = together(2, lambda rank, group: group)
+    world, seen = Communicator(groups[0]), weakref.ref(groups[0])
+    with pytest.raises(DeadlineError):
+        world.exchange("all_reduce", "0", x, y, how="sum", root=0, splits=[], timeout_ns=1)
+    groups[0] = None
+    del world
+    assert seen() is not None  # else this waited
+    groups[1].allreduce([x], c10d.AllreduceOptions()).wait()
+    end = time.monotonic() + 20
+    while seen() is not None and time.monotonic() < end:
+        time.sleep(0.02)
+    assert seen() is None
 
 
 def test_rows_may_be_shared_unevenly() -> None:

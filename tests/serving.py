@@ -184,6 +184,7 @@ class RuleEngine:
         self.requests: list[RuleRequest] = []
         self.working = self.generated = 0
         self.drained = False
+        self.failure = ""
         self.adapters: dict[str, str] = {}
 
     def load_adapter(self, name: str, adapter: str) -> None:
@@ -210,7 +211,9 @@ class RuleEngine:
         cached = sum(r.cached_tokens for r in self.requests)
         done = {"stop": sum(r.ended for r in self.requests)}
         tiers = {"folder": {"bytes": 4096, "blocks": 7, "hits": 3, "failures": 0, "dropped": 0}}
-        return EngineStats(self.working, 0, 1, prompts, cached, self.generated, 0, 100, 25, 5, 0, 0, 0, done, tiers)
+        return EngineStats(
+            self.working, 0, 1, prompts, cached, self.generated, 0, 100, 25, 5, 0, 0, 0, done, tiers, failure=self.failure
+        )
 
     def drain(self, timeout: float | None = None) -> bool:
         self.drained = True

@@ -418,6 +418,18 @@ def test_keys(engine: RuleEngine, words: Tokenizer) -> None:
     assert client.get("/health").status_code == client.get("/metrics").status_code == 200
 
 
+def test_an_engine_that_failed(client: TestClient, engine: RuleEngine) -> None:
+    assert "vllm:engine_failed{" in client.get("/metrics").text
+    engine.failure = "a process is gone"
+    answer = client.get("/health")
+    assert (answer.status_code, answer.json()) == (503, {"status": "failed", "error": "a process is gone"})
+    for path, body in ((CHAT, HELLO), (COMPLETE, {"prompt": "a", "stream": True})):
+        is_error(client.post(path, json=body), 503, "the engine has failed.* a process is gone")
+    assert not engine.requests
+    assert re.search(r"^vllm:engine_failed\{.*\} 1\.0$", client.get("/metrics").text, re.MULTILINE)
+    assert client.get("/v1/models").status_code == 200
+
+
 def test_a_full_queue(words: Tokenizer) -> None:
     engine = RuleEngine(words.vocabulary, most=2)
     client = client_of(engine, words)

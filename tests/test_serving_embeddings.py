@@ -246,6 +246,16 @@ def stage(kind: str, path: Any = "x") -> Callable[[Path], object]:
     return edit("modules.json", lambda x: [*x, {"type": f"a.{kind}", "path": path}])
 
 
+LENGTHS = {"max_position_embeddings", "max_seq_length", "model_max_length"}
+
+
+def without_lengths(folder: Path) -> None:
+    for path in folder.glob("*.json"):
+        said = json.loads(path.read_text())
+        if isinstance(said, dict):
+            path.write_text(json.dumps({k: v for k, v in said.items() if k not in LENGTHS}))
+
+
 REFUSED: dict[str, Callable[[Path], object]] = {
     "has a CNN, which isn't supported": stage("CNN"),
     "no list of modules": stage("Normalize", "../../etc"),
@@ -264,6 +274,7 @@ REFUSED: dict[str, Callable[[Path], object]] = {
     "the activation Softmax": edit("2_Dense/config.json", lambda x: x | {"activation_function": "torch.nn.Softmax"}),
     "has no model.safetensors": lambda f: (f / "2_Dense" / "model.safetensors").unlink(),
     "has no tokenizer.json": lambda f: (f / "tokenizer.json").unlink(),
+    "doesn't say how many tokens": without_lengths,
     "has no config.json": lambda f: (f / "config.json").unlink(),
     "has no weights": lambda f: (f / "model.safetensors").unlink(),
     "is not a folder": lambda f: shutil.rmtree(f),
@@ -325,6 +336,21 @@ def test_many_threads(words: Path) -> None:
         for t in threads:
             t.join()
         assert not failed and embedder.stats.tokens == sum(len(t) for k in range(8) for t in ragged(30, seed=k))
+
+
+def test_an_embedder_that_fails(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for what can't come."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("dhlo.serve.embed.batches_of", fail)
+    with rule_embedder(words) as embedder:
+        client = TestClient(make_embedding_app(embedder), raise_server_exceptions=False)
+        with pytest.raises(QueueFullError, match="batches can't be made: MemoryError: no room"):
+            embedder.embed([[1], [2]])
+        answers = client.get("/health"), client.post("/v1/embeddings", json={"input": "one"})
+        assert [a.status_code for a in answers] == [503, 503] and all("no room" in a.text for a in answers)
 
 
 def test_what_waits_is_bounded_and_ends(words: Path) -> None:

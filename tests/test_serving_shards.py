@@ -147,6 +147,54 @@ def test_tokens_are_the_whole_models(model: Any, steps: list[CompiledModel]) -> 
     everything(model, steps)
 
 
+def even(_: int, tokens: Sequence[int], allowed: memoryview) -> None:
+    """Every other token, beginning with the even ones."""
+    for i in range(len(allowed)):
+        allowed[i] &= 0xAAAAAAAA if len(tokens) % 2 else 0x55555555
+
+
+def kinds_of_requests() -> dict[str, SamplingParams]:
+    return {
+        "beams": SamplingParams(beam_width=4, n=3, max_tokens=12),
+        "beams with ends": SamplingParams(beam_width=3, n=3, max_tokens=12, stop_tokens=(5, 7, 11), early_stopping=True),
+        "log-probabilities": replace(GREEDY, logprobs=3, n=2),
+        "stop strings": replace(GREEDY, stop=("a", "bc"), max_tokens=60),
+        "structured": replace(GREEDY, constrain=even),
+        "penalties": replace(GREEDY, repetition_penalty=1.5, presence_penalty=0.5, logit_bias={3: 2.0}),
+        "drawn": SamplingParams(seed=7, n=2, top_k=20, top_p=0.9, max_tokens=12),
+    }
+
+
+def test_kinds_of_requests(model: Any, steps: list[CompiledModel]) -> None:
+    """Together, with drafts, with too few blocks, and where sequences go on without some: all that an engine of one process over
+    the whole model gives."""
+    rng = random.Random(1)
+    whole = dhlo.compile(step_program(model), pages={"keys*": PAGE, "values*": PAGE})
+    prompts = [[rng.randrange(VOCABULARY) for _ in range(n)] for n in (45, 3)] + [[3, 9, 27, 81] * 9]
+    kinds = kinds_of_requests()
+
+    def use(engine: Engine) -> dict[str, list[Output]]:
+        takes = [kind for kind, how in kinds.items() if not (how.beam_width and engine.options.evict_to)]  # refused
+        made = {kind: [engine.submit(p, kinds[kind]) for p in prompts] for kind in takes}
+        return {kind: [r.result() for r in requests] for kind, requests in made.items()}
+
+    vocabulary = tuple(bytes([97 + t % 26]) for t in range(VOCABULARY))
+    plain: dict[str, Any] = {"max_step_tokens": 24, "max_sequences": 12, "vocabulary": vocabulary}
+    for options in ({"blocks": 120}, {"blocks": 30, "prompt_lookup": 4}, {"blocks": 60, "evict_to": 3 * PAGE}):
+        blocks, more = options.pop("blocks"), plain | options
+        with Engine(whole, EngineOptions(cache_bytes=2 * blocks * BLOCK_BYTES, **more)) as engine:
+            wanted = use(engine)
+        got = serve(steps, use, options_of(blocks, **more))
+        assert got.keys() == wanted.keys()
+        for kind in wanted:
+            for one, other in zip(got[kind], wanted[kind], strict=True):
+                for x, y in zip(one.choices, other.choices, strict=True):
+                    assert (x.tokens, x.finish, x.stop) == (y.tokens, y.finish, y.stop), (kind, options)
+                    assert x.score == pytest.approx(y.score, abs=1e-4)
+                    assert [t.logprob for t in x.logprobs] == pytest.approx([t.logprob for t in y.logprobs], abs=1e-4)
+    assert any(c.stop for o in wanted["stop strings"] for c in o.choices)
+
+
 class Counted(Communicator):
     """Fails at an operation, by its number; 0: at none."""
 
@@ -182,6 +230,7 @@ def test_a_process_that_fails_ends_the_others(steps: list[CompiledModel]) -> Non
         assert "all_reduce of process group 'tp' at " in choices[0].error and "the communicator failed" in choices[0].error
         assert "an earlier step failed" in choices[2].error and "make another engine" in choices[2].error
         assert stats.running == stats.waiting == stats.blocks_used == 0
+        assert "the communicator failed" in stats.failure and "make another engine" in stats.failure
         assert getattr(followed, "status", None) == "host", followed
     assert "the cable is out" in str(followed)
     first, followed = pair(2, 1)  # as it says that it is ready

@@ -105,8 +105,7 @@ def _serve_embedder(model: Model, load: Serving, task: Task, host: str, port: in
             )
         with embedder:
             name = options.name or embedder.name
-            longest = "any number of" if embedder.max_tokens is None else f"up to {embedder.max_tokens}"
-            console().print(f"{name}: vectors of {embedder.dimensions} features, {longest} tokens in a text")
+            console().print(f"{name}: vectors of {embedder.dimensions} features, up to {embedder.max_tokens} tokens in a text")
             shown = f"[{host}]" if ":" in host else host
             console().print(f"http://{shown}:{listening.getsockname()[1]}/v1", soft_wrap=True)
             run_server(make_embedding_app(embedder, options), listening, options)

@@ -84,9 +84,22 @@ class Doors:
             raise ApiError(499, "the client has gone") from None
         return bytes(data)
 
+    def failure(self) -> str:
+        """Why no request can be answered any more; empty as long as they can."""
+        return ""
+
+    def check_ready(self, retry_after: int) -> None:
+        """Raises ApiError where requests aren't taken any more."""
+        if self.draining:
+            raise ApiError(503, "the server is about to end", code="unavailable", retry_after=retry_after)
+        if failure := self.failure():
+            raise ApiError(503, f"the engine has failed, the server is to be started again: {failure}", code="unavailable")
+
     async def health(self) -> Response:
-        """/health: 200, or 503 as soon as the server is about to end."""
-        return JSONResponse({"status": "draining" if self.draining else "ok"}, 503 if self.draining else 200)
+        """/health: 200, or 503 as soon as the server is about to end, or can answer no more."""
+        failure = self.failure()
+        status = "draining" if self.draining else "failed" if failure else "ok"
+        return JSONResponse({"status": status} | ({"error": failure} if failure else {}), 200 if status == "ok" else 503)
 
 
 def handle_errors(app: FastAPI) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections import deque
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
 
 __all__ = ["Embedder", "EmbedderStats", "Vectors", "batches_of", "open_embedder"]
+
+_LOG = logging.getLogger("dhlo")
 
 Vectors = npt.NDArray[np.float32]
 _Tokens = npt.NDArray[np.int64]
@@ -87,6 +90,8 @@ class EmbedderStats:
     """Of batches, beside `tokens`."""
     seconds: float
     """In calls of the model."""
+    failure: str = ""
+    """Why there are no vectors to be had any more; empty as long as there are."""
 
 
 @dataclass
@@ -137,7 +142,7 @@ class Embedder:
         """`run` makes vectors [texts, dimensions] of tokens [texts, positions] and lengths [texts], on a thread of the embedder's.
         `max_tokens` of a text, those that the tokenizer adds among them, at most, as the folder says if it is less;
         `max_waiting` texts wait at most; a batch has `batch_tokens`, padding included, or one text. Raises ModelFileError for a
-        folder without a tokenizer or a vocabulary's size."""
+        folder without a tokenizer or a vocabulary's size; CompileError where neither says how long a text may be."""
         self.name, self.pipeline = name, pipeline
         text = pipeline.config.get("text_config")
         config = text if isinstance(text, dict) else pipeline.config
@@ -148,12 +153,14 @@ class Embedder:
         self._pad = pad if type(pad) is int and 0 <= pad < size else 0  # what is behind a text's end, which nothing looks at
         self.dimensions = dimensions
         """Features of a vector."""
-        self.max_tokens = min((n for n in (max_tokens, pipeline.max_tokens) if n is not None), default=None)
+        self.max_tokens = _longest(pipeline, max_tokens)
+        """Of a text."""
         self._tokenizer = _tokenizer_of(pipeline.folder)
         self._behind = sum(itertools.takewhile(bool, reversed(self._tokenizer.encode("a").special_tokens_mask)))
         self._call = run
         self._most, self._max_waiting = max(batch_tokens, 1), max_waiting
         self._requests: deque[tuple[_Request, int]] = deque()  # texts that wait, and their requests
+        self._taken: list[tuple[_Request, int]] = []  # that the thread has
         self._changed = threading.Condition()
         self._closed = False
         self._stats = EmbedderStats(0, 0, 0, 0, 0.0)
@@ -179,7 +186,7 @@ class Embedder:
         """Raises ContractError for tokens of which no vector is to be had."""
         if not len(tokens):
             raise ContractError("a text without tokens has no vector")
-        if self.max_tokens is not None and len(tokens) > self.max_tokens:
+        if len(tokens) > self.max_tokens:
             raise ContractError(f"this model's maximum context length is {self.max_tokens} tokens; a text has {len(tokens)}")
         if not all(isinstance(t, int | np.integer) and not isinstance(t, bool) for t in tokens):
             raise ContractError("tokens are integers")
@@ -203,7 +210,7 @@ class Embedder:
         QueueFullError."""
         many: Sequence[str | Sequence[int]] = [texts] if isinstance(texts, str) else texts
         tokens: list[Sequence[int]] = [self.encode(t, prompt) if isinstance(t, str) else t for t in many]
-        if truncate and self.max_tokens is not None:
+        if truncate:
             behind = [self._behind if isinstance(t, str) else 0 for t in many]
             tokens = [_beginning(t, self.max_tokens, n) for t, n in zip(tokens, behind, strict=True)]
         self.check_dimensions(dimensions)
@@ -228,13 +235,17 @@ class Embedder:
         ContractError, and QueueFullError where as many wait as may, or the embedder is closed."""
         for tokens in texts:
             self.check(tokens)
+        return self.enqueue(texts)
+
+    def enqueue(self, texts: Sequence[Sequence[int]]) -> Future[Vectors]:
+        """`submit` of texts that were checked. Raises QueueFullError."""
         request = _Request(texts, Future(), np.empty((len(texts), self.dimensions), np.float32))
         if not texts:
             request.future.set_result(request.vectors)
             return request.future
         with self._changed:
             if self._closed:
-                raise QueueFullError("the embedder is closed")
+                raise QueueFullError(self._stats.failure or "the embedder is closed")
             if self._requests and len(self._requests) + len(texts) > self._max_waiting:
                 self._requests = deque(x for x in self._requests if not x[0].future.done())
                 if self._requests and len(self._requests) + len(texts) > self._max_waiting:
@@ -264,7 +275,20 @@ class Embedder:
 
     # ------------------------------------------------------------------ the thread
     def _work(self) -> None:
+        try:
+            self._work_on()
+        except Exception as e:  # MemoryError, say
+            _LOG.exception("an embedder is closed: batches can't be made")
+            with self._changed:
+                self._closed = True
+                self._stats = replace(self._stats, failure=f"batches can't be made: {type(e).__name__}: {e}")
+                rest = [*self._taken, *self._requests]
+                self._requests.clear()
+            _fail([r for r, _ in rest], QueueFullError(self._stats.failure))
+
+    def _work_on(self) -> None:
         while taken := self._take():
+            self._taken = taken
             lengths = [len(request.texts[k]) for request, k in taken]
             for batch in batches_of(lengths, self._most):
                 alive = [taken[i] for i in batch if not taken[i][0].future.done()]
@@ -304,7 +328,8 @@ class Embedder:
         seconds, whole, real = time.perf_counter() - start, ids.size, int(lengths.sum())
         with self._changed:
             s = self._stats
-            self._stats = EmbedderStats(0, s.batches + 1, s.tokens + real, s.padded_tokens + whole - real, s.seconds + seconds)
+            counts = s.batches + 1, s.tokens + real, s.padded_tokens + whole - real, s.seconds + seconds
+            self._stats = EmbedderStats(0, *counts, s.failure)
         for vector, (request, k) in zip(vectors, batch, strict=True):
             request.vectors[k] = vector
             request.left -= 1
@@ -352,6 +377,15 @@ def _beginning(tokens: Sequence[int], most: int, behind: int) -> Sequence[int]:
     return [*tokens[: most - kept], *tokens[len(tokens) - kept :]]
 
 
+def _longest(pipeline: Pipeline, given: int | None) -> int:
+    """Tokens that a text may have. Raises CompileError where nobody says it: a text takes memory with each."""
+    known = [n for n in (given, pipeline.max_tokens) if n is not None]
+    if not known:
+        hint = "say it (--max-positions, or max_tokens), or write model_max_length into tokenizer_config.json"
+        raise CompileError(f"'{pipeline.folder}' doesn't say how many tokens a text may have", hint=hint)
+    return min(known)
+
+
 def _tokenizer_of(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -393,6 +427,7 @@ def open_embedder(
     progress("read the folder")
     pipeline = read_pipeline(folder, pooling, normalize)
     _tokenizer_of(pipeline.folder)  # before the work that a folder without one would waste
+    _longest(pipeline, max_tokens)
     program = EmbeddingProgram(
         folder=folder,
         threads=threads,

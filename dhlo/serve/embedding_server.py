@@ -70,6 +70,10 @@ class _EmbeddingDoors(Doors):
         )
         self._seconds = seconds.labels(model_name=self._name, engine="0")
 
+    def failure(self) -> str:
+        """As the embedder says."""
+        return self._embedder.stats.failure
+
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._name:
             raise ApiError(404, f"The model '{name[:200]}' does not exist", param="model", code="model_not_found")
@@ -79,15 +83,14 @@ class _EmbeddingDoors(Doors):
         start = monotonic()
         body = parse(EmbeddingBody, data := await self.read(http))
         self._check_model(body.model)
-        if self.draining:
-            raise ApiError(503, "the server is about to end", code="unavailable", retry_after=1)
+        self.check_ready(1)
         try:
             self._embedder.check_dimensions(body.dimensions)
         except ContractError as e:
             raise ApiError(400, str(e), param="dimensions", code="invalid_value") from None
         texts = await aside(lambda: self._texts(body), len(data))
         try:
-            future = self._embedder.submit(texts)
+            future = self._embedder.enqueue(texts)
         except QueueFullError as e:
             raise ApiError(429, str(e), code="queue_full", retry_after=1) from None
 
@@ -166,6 +169,7 @@ class _OfEmbedder:
     def collect(self) -> Iterator[Any]:
         s = self._embedder.stats
         for name, what, kind, value in (
+            ("engine_failed", "1 where there are no vectors to be had any more, else 0.", GaugeMetricFamily, int(bool(s.failure))),
             ("num_requests_waiting", "Texts that wait.", GaugeMetricFamily, s.waiting),
             ("prompt_tokens", "Tokens of texts.", CounterMetricFamily, s.tokens),
             ("padded_tokens", "Places of batches without a token.", CounterMetricFamily, s.padded_tokens),

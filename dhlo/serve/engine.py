@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from dhlo.model import CompiledModel
 
 __all__ = ["Engine", "Request"]
+
+_LOG = logging.getLogger("dhlo")
 
 _OPTIONS, _PARAMS = EngineOptions(), SamplingParams()  # the defaults
 _INTEGERS = ("priority", "max_tokens", "top_k", "n", "seed", "logprobs", "beam_width")
@@ -174,6 +177,16 @@ class Request:
             self._engine = None
         return waiters
 
+    def _fail(self, error: str) -> None:
+        """Ends it where nobody tells of it any more."""
+        with self._changed:
+            ended = {e.choice for e in self._events if e.finish is not None}
+            self._events += [Event(i, (), finish=FinishReason.ERROR, error=error) for i in range(self.params.n) if i not in ended]
+            self._ended, self._engine = True, None
+            self._changed.notify_all()
+            waiters, self._waiters = self._waiters, []
+        _wake(waiters)
+
 
 def _wake(waiters: Sequence[_Waiter]) -> None:
     """Wakes all of a loop at once: each call into a loop's thread is a write, and may make this thread wait for that one."""
@@ -197,9 +210,23 @@ class _Requests:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.by_id = dict[int, Request]()
+        self.failure = ""
 
     def dispatch(self, native: _runtime.Engine) -> None:
-        """Hands on events until the engine is closed."""
+        """Hands on events until the engine is closed. Where that fails the engine is closed, and all requests end."""
+        try:
+            self._hand_on(native)
+        except Exception as e:  # MemoryError, say
+            _LOG.exception("an engine is closed: its events can't be handed on")
+            self.failure = f"events can't be handed on: {type(e).__name__}: {e}"
+            native.close()
+            with self.changed:
+                left, self.by_id = list(self.by_id.values()), {}
+                self.changed.notify_all()
+            for request in left:
+                request._fail(self.failure)
+
+    def _hand_on(self, native: _runtime.Engine) -> None:
         while (events := native.poll()) is not None:
             grouped: dict[int, list[_runtime.EngineEvent]] = {}
             for event in events:
@@ -365,7 +392,8 @@ class Engine:
         given_tiers = {"folder": self.options.cache_folder, "store": self.options.cache_store}
         tiers = {name: stats[name] for name, tier in given_tiers.items() if tier is not None}
         given = {f.name: stats[f.name] for f in fields(EngineStats) if f.name in stats}
-        return EngineStats(**given | {"finished": finished, "tiers": tiers})
+        failure = stats["failure"] or self._requests.failure
+        return EngineStats(**given | {"finished": finished, "tiers": tiers, "failure": failure})
 
     def drain(self, timeout: float | None = None) -> bool:
         """Takes no more requests, and waits, at most `timeout` seconds, until those in work have ended; whether they have."""

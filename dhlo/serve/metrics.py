@@ -121,6 +121,7 @@ class _OfEngine:
             ("kv_cache_usage_perc", "Share of the cache's blocks that requests hold; 1 is all.", used),
             ("swapped_bytes", "Memory of what choices that wait have computed.", s.swapped_bytes),
             ("num_blocks", "Blocks of the cache.", s.blocks),
+            ("engine_failed", "1 where the engine can run no requests any more, else 0.", int(bool(s.failure))),
             ("num_blocks_cached", "Blocks that no request holds, kept for others that begin alike.", s.blocks_cached),
         ):
             family = GaugeMetricFamily(f"vllm:{name}", what, labels=names)

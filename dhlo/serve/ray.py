@@ -21,12 +21,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from dhlo.errors import ContractError
+from dhlo.serve.doors import ServerOptions
 
 __all__ = ["EngineReplica", "Ingress", "PrefixRouter", "make_application", "prefix_of"]
 
 _BLOCK_BYTES: Final = 128  # of a text, that are looked up together
 _MOST_BLOCKS: Final = 64  # of a text
-_MOST_BODY: Final = 4 << 20
 
 
 def prefix_of(body: bytes) -> tuple[bytes, ...]:
@@ -163,8 +163,10 @@ class EngineReplica:
                 await task
 
     def check_health(self) -> None:
-        """Called by Ray: raises where there is no engine any more. Steps that fail end their requests alone."""
-        self._engine.stats()
+        """Called by Ray: raises where there is no engine any more, or none that can run requests. Steps that fail end their
+        requests alone."""
+        if failure := self._engine.stats().failure:
+            raise RuntimeError(failure)
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
@@ -175,15 +177,15 @@ class EngineReplica:
 class Ingress:
     """Takes requests, and gives each to a replica."""
 
-    def __init__(self, replicas: DeploymentHandle) -> None:
-        self._replicas = replicas.options(stream=True)
+    def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
+        self._replicas, self._most = replicas.options(stream=True), max_body_bytes
 
     async def __call__(self, request: Request) -> Response:
         """The answer of a replica, as it comes."""
         body = bytearray()
         async for part in request.stream():
             body += part
-            if len(body) > _MOST_BODY:
+            if len(body) > self._most:
                 break  # the replica refuses it as too long
         keys = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", "server")
         scope = {k: request.scope[k] for k in keys if k in request.scope} | {"root_path": ""}
@@ -232,4 +234,5 @@ def make_application(
         ray_actor_options=dict(actor_options or {}),
     )
     bound = engines.bind(folder, dict(folder_options or {}), dict(engine_options or {}), dict(server_options or {}))
-    return serve.deployment(Ingress, max_ongoing_requests=replicas * max_ongoing_requests).bind(bound)
+    most = ServerOptions(**(server_options or {})).max_body_bytes
+    return serve.deployment(Ingress, max_ongoing_requests=replicas * max_ongoing_requests).bind(bound, most)

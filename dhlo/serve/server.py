@@ -41,7 +41,6 @@ __all__ = ["ServerOptions", "make_app", "run_server"]
 
 _PAGE: Final = Path(__file__).parent / "page" / "index.html"
 _COMPLETION_TOKENS: Final = 16  # OpenAI's, where a completion doesn't say how many
-_INLINE_BYTES: Final = 1 << 14  # of a body whose text is encoded without a thread of its own
 
 
 def make_app(engine: EngineLike, served: Served, options: ServerOptions | None = None) -> FastAPI:
@@ -90,6 +89,10 @@ class _Doors(Doors):
         self._grammars = Grammars(served.tokenizer, served.eos_tokens)
         self._created = int(time())
         self._page = _PAGE.read_text(encoding="utf-8")
+
+    def failure(self) -> str:
+        """As the engine says."""
+        return self._engine.stats().failure
 
     def _check_model(self, name: str | None) -> str:
         """The adapter that a model's name stands for; "" for the model itself. Raises ApiError for names of neither."""
@@ -143,8 +146,7 @@ class _Doors(Doors):
         constraints: Sequence[Constraint | None],
     ) -> list[Prompted]:
         """All prompts, or none. Raises ApiError and ContractError."""
-        if self.draining:
-            raise ApiError(503, "the server is about to end", code="unavailable", retry_after=self._retry_after())
+        self.check_ready(self._retry_after())
         options, out = self._options, list[Prompted]()
         params = list[SamplingParams]()
         for prompt, constraint in zip(prompts, constraints, strict=True):

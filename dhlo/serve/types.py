@@ -275,3 +275,6 @@ class EngineStats:
     """Runs of the encoder."""
     encoder_seconds: float = 0.0
     """Spent in them: of neither `step_seconds` nor `host_seconds`."""
+    failure: str = ""
+    """Why the engine can run no requests any more, and another one is needed: a process that runs its steps with it is gone, or
+    events can't be handed on. Empty as long as it can."""

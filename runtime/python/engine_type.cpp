@@ -69,19 +69,20 @@ PyObject* make_tuple(int64_t count, Item item) {
 int32_t constrain(void*, uint64_t, void* user, int32_t choice, const int32_t* tokens, int64_t num_tokens,
                   uint32_t* allowed, int64_t num_words) {
   const WithGil locked;
+  PyObject* const function = static_cast<PyObject*>(user);
   Ref so_far(make_tuple(num_tokens, [tokens](int64_t i) { return PyLong_FromLong(tokens[i]); }));
   // A copy, which the callable may keep.
   const auto num_bytes = static_cast<Py_ssize_t>(static_cast<size_t>(num_words) * sizeof(uint32_t));
   Ref bytes(so_far ? PyByteArray_FromStringAndSize(reinterpret_cast<char*>(allowed), num_bytes) : nullptr);
   Ref view(bytes ? PyMemoryView_FromObject(bytes.get()) : nullptr);
   Ref words(view ? PyObject_CallMethod(view.get(), "cast", "s", "I") : nullptr);
-  Ref result(words ? PyObject_CallFunction(static_cast<PyObject*>(user), "iOO", choice, so_far.get(), words.get())
-                   : nullptr);
+  Ref result(holding_on(
+      [&] { return words ? PyObject_CallFunction(function, "iOO", choice, so_far.get(), words.get()) : nullptr; }));
   const bool ok = static_cast<bool>(result);
   if (ok)
     std::memcpy(allowed, PyByteArray_AsString(bytes.get()), static_cast<size_t>(num_bytes));
   else
-    PyErr_WriteUnraisable(static_cast<PyObject*>(user));
+    holding_on([function] { PyErr_WriteUnraisable(function); });
   return ok ? 0 : 1;
 }
 
@@ -494,6 +495,7 @@ PyObject* stats(PyObject* self, PyObject*) {
   dhlo_engine_stats s{};
   s.struct_bytes = sizeof s;
   if (const dhlo_status status = dhlo_engine_get_stats(handle(self), &s); status != DHLO_OK) return raise_last(status);
+  const bool failed = dhlo_engine_check_health(handle(self)) == DHLO_HOST;
   auto number = [](int64_t n) { return static_cast<long long>(n); };
   Ref finished(make_tuple(DHLO_FINISH_ERROR + 1, [&s](int64_t i) { return PyLong_FromLongLong(s.finished[i]); }));
   Ref folder(tier_stats(s.folder));
@@ -502,7 +504,7 @@ PyObject* stats(PyObject* self, PyObject*) {
   if (!finished || !folder || !store || !accepted) return nullptr;
   return Py_BuildValue(
       "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:O,s:L,s:O,s:L,s:L,s:d,s:O,s:L,s:L,s:L,s:"
-      "L,s:d}",
+      "L,s:d,s:s}",
       "running", number(s.running), "waiting", number(s.waiting), "steps", number(s.steps), "prompt_tokens",
       number(s.prompt_tokens), "cached_tokens", number(s.cached_tokens), "generated_tokens", number(s.generated_tokens),
       "preemptions", number(s.preemptions), "drafted_tokens", number(s.drafted_tokens), "accepted_tokens",
@@ -513,7 +515,8 @@ PyObject* stats(PyObject* self, PyObject*) {
       "accepted_at", accepted.get(), "draft_steps", number(s.draft_steps), "draft_failures", number(s.draft_failures),
       "draft_seconds", static_cast<double>(s.draft_ns) * 1e-9, "store", store.get(), "swaps", number(s.swaps),
       "swapped_bytes", number(s.swapped_bytes), "evicted_blocks", number(s.evicted_blocks), "encoded",
-      number(s.encoded), "encoder_seconds", static_cast<double>(s.encoder_ns) * 1e-9);
+      number(s.encoded), "encoder_seconds", static_cast<double>(s.encoder_ns) * 1e-9, "failure",
+      failed ? dhlo_serve_last_error() : "");
 }
 
 }  // namespace

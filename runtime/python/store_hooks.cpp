@@ -14,14 +14,15 @@ int32_t put(void* ctx, const char* name, const void* data, int64_t bytes) {
   const WithGil locked;
   // A copy, which the store may keep.
   const Ref object(PyBytes_FromStringAndSize(static_cast<const char*>(data), static_cast<Py_ssize_t>(bytes)));
-  const Ref result(object ? PyObject_CallMethod(store_of(ctx), "put", "sO", name, object.get()) : nullptr);
+  const Ref result(holding_on(
+      [&] { return object ? PyObject_CallMethod(store_of(ctx), "put", "sO", name, object.get()) : nullptr; }));
   if (!result) PyErr_Clear();
   return result ? 0 : 1;
 }
 
 int64_t get(void* ctx, const char* name, void* data, int64_t bytes) {
   const WithGil locked;
-  const Ref result(PyObject_CallMethod(store_of(ctx), "get", "s", name));
+  const Ref result(holding_on([&] { return PyObject_CallMethod(store_of(ctx), "get", "s", name); }));
   if (result && result.get() == Py_None) return kNone;
   Py_buffer buffer{};
   if (!result || PyObject_GetBuffer(result.get(), &buffer, PyBUF_SIMPLE) != 0) {
@@ -36,7 +37,7 @@ int64_t get(void* ctx, const char* name, void* data, int64_t bytes) {
 
 void remove(void* ctx, const char* name) {
   const WithGil locked;
-  const Ref result(PyObject_CallMethod(store_of(ctx), "remove", "s", name));
+  const Ref result(holding_on([&] { return PyObject_CallMethod(store_of(ctx), "remove", "s", name); }));
   if (!result) PyErr_Clear();
 }
 

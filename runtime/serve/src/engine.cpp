@@ -186,6 +186,13 @@ void Engine::shut() noexcept {
   changed_.notify_all();
 }
 
+void Engine::check_health() const {
+  need_this_process();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (closed_) throw Error(DHLO_CANCELLED, "the engine is closed");
+  if (!failure_.empty()) throw Error(DHLO_HOST, failure_);
+}
+
 dhlo_engine_stats Engine::stats() const {
   need_this_process();
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -399,6 +406,7 @@ void Engine::publish() noexcept {
     stats_.waiting = static_cast<int64_t>(waiting_.size());
     std::copy(finished_.begin(), finished_.end(), stats_.finished);
     note_cache(stats_);
+    if (shards_ != nullptr && failure_.empty()) failure_ = shards_->error();
     changed_.notify_all();
     if (on_event_ != nullptr) delivered_.take(outbox_);
   } catch (const std::bad_alloc&) {

@@ -49,6 +49,8 @@ class Engine {
   bool drain(int64_t timeout_ns);
   // Throws Error if a hook calls it. Does nothing in the child of a fork.
   void close();
+  // Throws Error where it can run no requests any more.
+  void check_health() const;
   // False in the child of a fork, which lacks the engine's thread, and for hooks, which that thread runs.
   bool may_destroy() const noexcept;
   dhlo_engine_stats stats() const;
@@ -208,6 +210,7 @@ class Engine {
   int64_t next_deadline_ = INT64_MAX;
   bool sweep_ = false;  // a request that has begun was cancelled
   bool draining_ = false, closing_ = false, closed_ = false;
+  std::string failure_;  // of the processes that run steps together; empty: none
   uint64_t last_id_ = 0, last_looked_up_ = 0;
   int64_t tokens_scheduled_ = 0;  // of all steps
   Events outbox_;

@@ -73,6 +73,13 @@ dhlo_status dhlo_engine_follow(dhlo_model* model, const dhlo_engine_options* opt
   });
 }
 
+dhlo_status dhlo_engine_check_health(const dhlo_engine* engine) {
+  return guard([&] {
+    need(engine, "dhlo_engine_check_health: engine");
+    engine->check_health();
+  });
+}
+
 dhlo_status dhlo_engine_close(dhlo_engine* engine) {
   return guard([&] {
     need(engine, "dhlo_engine_close: engine");

@@ -178,14 +178,23 @@ void test_failures() {
         const dhlo_engine_options options = soon(options_of(&here, 9, 8));
         dhlo::Engine engine(model, &options);
         CHECK(at > 2);
+        if (at == 3) {  // as nobody asks for anything: the one that is left says it by itself
+          const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+          while (dhlo_engine_check_health(engine.get()) == DHLO_OK && std::chrono::steady_clock::now() < end)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
         std::map<std::pair<uint64_t, int32_t>, Told> answers;
         for (int i = 0; i < 2; ++i) engine.submit({1, 2, 3});
         read(engine, answers, 2);
         engine.submit({4});
         read(engine, answers, 1);
         for (const auto& [key, told] : answers) CHECK(told.finish == DHLO_FINISH_ERROR && !told.error.empty());
+        CHECK(dhlo_engine_check_health(engine.get()) == DHLO_HOST);
+        CHECK(std::strstr(dhlo_serve_last_error(), "the communicator failed") != nullptr);
         const dhlo_engine_stats stats = engine.stats();
         CHECK(stats.running == 0 && stats.waiting == 0 && stats.blocks_used == 0);
+        engine.close();
+        CHECK(dhlo_engine_check_health(engine.get()) == DHLO_CANCELLED);
       } catch (const dhlo::RuntimeError& error) {
         CHECK(at <= 2 && std::strstr(error.what(), "the communicator failed") != nullptr);
       }

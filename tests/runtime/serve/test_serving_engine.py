@@ -590,6 +590,21 @@ def test_closing(step: CompiledModel) -> None:
     request.cancel()
 
 
+def test_events_that_cant_be_handed_on(step: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for what can't come."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Request, "_take", fail)
+    with Engine(step, EngineOptions(cache_bytes=40 * BLOCK_BYTES)) as engine:
+        for choice in engine.submit([1, 2, 3], SamplingParams(n=2)).result(60).choices:
+            assert choice.finish is FinishReason.ERROR and "can't be handed on: MemoryError: no room" in choice.error
+        assert "no room" in engine.stats().failure
+        with pytest.raises(QueueFullError, match="takes no more"):
+            engine.submit([1])
+
+
 def test_an_engine_that_nobody_holds_is_closed(step: CompiledModel) -> None:
     def output() -> Output:
         return Engine(step).submit([1, 2], GREEDY).result(30)

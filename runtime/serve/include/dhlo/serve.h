@@ -158,6 +158,10 @@ DHLO_API void dhlo_engine_options_init(dhlo_engine_options* options);
 /* `options` may be NULL; what they point to isn't needed after the call, but for contexts. Retains the model.
  * DHLO_INVALID_ARGUMENT for a model that is no step over pools of blocks, and for options out of range. */
 DHLO_API dhlo_status dhlo_engine_create(dhlo_model* model, const dhlo_engine_options* options, dhlo_engine** out);
+/* DHLO_OK as long as the engine can run requests; else dhlo_serve_last_error says what is wrong. DHLO_HOST: another
+ * process that runs its steps is gone, silent or failed, which is found by the next step, or within 5 seconds without
+ * one; all requests end with DHLO_FINISH_ERROR until another engine is made. DHLO_CANCELLED: it is closed. */
+DHLO_API dhlo_status dhlo_engine_check_health(const dhlo_engine* engine);
 /* Ends all requests with DHLO_FINISH_CANCELLED, interrupting the step in work (with a communicator it is waited for),
  * and the engine's thread. With a folder
  * or a store, writes there what is kept, for 5 seconds at most. What happened can still be polled. Later requests are

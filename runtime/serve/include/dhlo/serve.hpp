@@ -70,6 +70,8 @@ class Engine {
     check(dhlo_engine_load_adapter(engine_, name, pairs.data(), static_cast<int64_t>(pairs.size())));
   }
   void unload_adapter(const char* name) { check(dhlo_engine_unload_adapter(engine_, name)); }
+  // Throws where it can run no requests any more.
+  void check_health() const { check(dhlo_engine_check_health(engine_)); }
   void close() { check(dhlo_engine_close(engine_)); }
   dhlo_engine_stats stats() const {
     dhlo_engine_stats stats{};

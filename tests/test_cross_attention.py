@@ -22,7 +22,7 @@ from tests.serving import WORDS, make_folder
 from tests.test_encoder_decoder import model_of
 
 POSITIONS, VOCABULARY = 20, WORDS  # of a source: no whole number of blocks, and fewer than a prompt may have tokens
-LENGTHS = (20, 15, 37, 4, 1)  # the first comes to want a block when the second has taken the last
+LENGTHS = (20, 15, 37, 4, 1)
 START = 3
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 Inputs = dict[str, Any]
@@ -43,10 +43,10 @@ def whisper() -> Any:
     return model.eval()
 
 
-def generated(model: Any, prompt: list[int], features: np.ndarray, **how: Any) -> list[list[int]]:
+def generated(model: Any, prompt: list[int], features: np.ndarray, max_tokens: int = 16, **how: Any) -> list[list[int]]:
     """What transformers goes on with: Whisper's own `generate` adds tokens to a prompt."""
     given = {"input_features": torch.tensor(features), "decoder_input_ids": torch.tensor([prompt])}
-    out = GenerationMixin.generate(model, **given, max_new_tokens=16, do_sample=False, **how)
+    out = GenerationMixin.generate(model, **given, max_new_tokens=max_tokens, do_sample=False, **how)
     return [row[len(prompt) :] for row in out.tolist()]
 
 
@@ -82,10 +82,8 @@ def case() -> Case:
         {"max_step_tokens": 9, "max_sequences": 3},
         {"max_step_tokens": 1, "max_sequences": 1},
         {"prefix_cache": False, "prompt_lookup": 4},
-        {"cache_bytes": 4 * 16 * 512},
-        {"cache_bytes": 4 * 16 * 512, "preemption": "swap", "max_step_tokens": 20},
     ],
-    ids=["at once", "in parts", "one by one", "drafts", "preempted", "swapped"],
+    ids=["at once", "in parts", "one by one", "drafts"],
 )
 def test_tokens_are_those_of_generate(case: Case, options: dict[str, Any]) -> None:
     assert len({t for tokens in case.wanted for t in tokens}) > 10
@@ -94,10 +92,22 @@ def test_tokens_are_those_of_generate(case: Case, options: dict[str, Any]) -> No
             outputs = engine.generate(case.prompts, GREEDY, case.inputs)
             assert [list(x.choices[0].tokens) for x in outputs] == case.wanted
         stats = engine.stats()
-        assert (stats.preemptions > 0) == ("cache_bytes" in options)
+        assert (stats.preemptions, stats.encoded) == (0, 2 * len(LENGTHS))
+
+
+@pytest.mark.parametrize("options", [{}, {"preemption": "swap", "max_step_tokens": 20}], ids=["preempted", "swapped"])
+def test_tokens_after_preemption(case: Case, options: dict[str, Any]) -> None:
+    """Prompts of a length, each of which comes to want all of the blocks: whatever comes first, some are preempted."""
+    prompts = [[START, *range(4 + i, 18 + i)] for i in range(4)]
+    wanted = [generated(case.model, p, x["input_features"], 40)[0] for p, x in zip(prompts, case.inputs, strict=False)]
+    with case.engine(cache_bytes=4 * 16 * 512, **options) as engine:
+        for _ in range(2):
+            outputs = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=40), case.inputs[:4])
+            assert [list(x.choices[0].tokens) for x in outputs] == wanted
+        stats = engine.stats()
+        assert stats.preemptions > 0
         assert (stats.swaps > 0) == ("preemption" in options)
-        assert stats.encoded >= 2 * len(LENGTHS)
-        assert stats.encoded <= 2 * len(LENGTHS) + stats.preemptions
+        assert 8 <= stats.encoded <= 8 + stats.preemptions
 
 
 def test_what_is_about_another_source_is_not_shared(case: Case) -> None:

@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
-ABI_VERSION: Final = 10
+ABI_VERSION: Final = 11
 ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
 MAX_DIM: Final = (1 << 48) - 1

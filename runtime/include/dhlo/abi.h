@@ -18,7 +18,7 @@ extern "C" {
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
 /* The only version that this runtime hosts: a model of another one is to be compiled again. */
-#define DHLO_ABI_VERSION 10u
+#define DHLO_ABI_VERSION 11u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
 /* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it.

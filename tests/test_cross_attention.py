@@ -15,8 +15,8 @@ from dhlo.errors import CompileError, ContractError
 from dhlo.integrations.encoder_decoder import cross_step_pages, cross_step_program, source_program
 from dhlo.model import CompiledModel
 from dhlo.options import LoraOptions
-from dhlo.serve.engine import Engine
-from dhlo.serve.folder import open_folder
+from dhlo.serve.engine import Engine, _digest
+from dhlo.serve.folder import need_decoder, open_folder
 from dhlo.serve.types import EngineOptions, FinishReason, SamplingParams
 from tests.serving import WORDS, make_folder
 from tests.test_encoder_decoder import model_of
@@ -193,6 +193,75 @@ def test_a_source_that_cant_be_computed_ends_its_request_alone(case: Case) -> No
         assert again[0].choices == outputs[2].choices
 
 
+class Picked(Table):
+    """Gives as many positions as there are ids that aren't 0: data tells it."""
+
+    def forward(self, ids: torch.Tensor) -> list[torch.Tensor]:
+        return super().forward(ids[ids.nonzero()[:, 0]])
+
+
+class Mixed(Table):
+    """Of two layers, one has always as many positions."""
+
+    def forward(self, ids: torch.Tensor) -> list[torch.Tensor]:
+        return [*super().forward(torch.arange(7) + 0 * ids[0])[:2], *super().forward(ids)[2:]]
+
+
+@pytest.fixture(scope="module")
+def tables() -> CompiledModel:
+    """Encoders of any number of positions."""
+    args, dims = (torch.arange(6),), ({0: torch.export.Dim("n", min=1, max=1 << 40)},)
+    kinds = {"table": Table, "picked": Picked, "mixed": Mixed}
+    return dhlo.compile({k: torch.export.export(kind(), args, dynamic_shapes=dims) for k, kind in kinds.items()})
+
+
+def test_sources_that_have_no_room_are_refused(case: Case, tables: CompiledModel) -> None:
+    """Before the encoder runs, where sizes alone tell."""
+    for name, room, early in (("table", 8, True), ("picked", 8, False), ("mixed", None, True)):
+        with case.engine(encoder=tables[name], max_source_positions=room) as engine:
+            fits = room or 7
+            (output,) = engine.generate([[5, 6, 7]], GREEDY, [{"ids": np.arange(1, 1 + fits)}])
+            assert output.choices[0].finish == FinishReason.LENGTH
+            more, text = {"ids": np.arange(1, 2 + fits)}, f"the source has {fits + 1} positions, and there is room for {fits}"
+            if early:
+                with pytest.raises(ContractError, match=text):
+                    engine.submit([5, 6, 7], GREEDY, more)
+            else:
+                (output,) = engine.generate([[5, 6, 7]], GREEDY, [more])
+                assert text in output.choices[0].error
+            assert engine.stats().encoded == 1 + (not early)
+    with case.engine(encoder=tables["mixed"]) as engine:
+        (output,) = engine.generate([[5, 6, 7]], GREEDY, [{"ids": np.arange(5)}])
+        assert "its first output has 7 positions, and output 2 has 5" in output.choices[0].error
+    for room, text in ((8, "the encoder gives 7 of them, always"), (1 << 30, "is from 0 to 1073741823")):
+        with pytest.raises(ContractError, match=text):
+            case.engine(encoder=tables["mixed"], max_source_positions=room)
+
+
+def test_memory_of_sources_is_bounded(case: Case, tables: CompiledModel) -> None:
+    """A source of 10,000,000 positions takes 5 GB."""
+    options = {"encoder": tables["table"], "max_source_positions": 10_000_000}
+    with pytest.raises(ContractError, match="max_sequences: the sources of 256 take 5120000000 bytes each"):
+        case.engine(max_sequences=256, **options)
+    with case.engine(**options) as engine:
+        with pytest.raises(ContractError, match="^n "):
+            engine.submit([5, 6, 7], SamplingParams(n=256), {"ids": np.arange(7)})
+        (output,) = engine.generate([[5, 6, 7]], GREEDY, [{"ids": np.arange(7)}])
+        assert output.choices[0].finish == FinishReason.LENGTH
+
+
+def test_kept_blocks_are_of_an_encoder_too(case: Case, tables: CompiledModel) -> None:
+    step = case.compiled["decoder"]
+    same, other = (
+        _digest(step, EngineOptions(cache_folder="kept", encoder=x)) for x in (case.compiled["encoder"], tables["table"])
+    )
+    assert same == step.digest()
+    assert len(other) == 32
+    assert other not in (same, tables.digest())
+    with pytest.raises(ContractError, match="needs model_digest"):
+        _digest(step, EngineOptions(cache_folder="kept", encoder=tables["table"].native))
+
+
 class Masked(torch.nn.Module):
     """A step that doesn't see all of a source."""
 
@@ -232,10 +301,18 @@ def test_texts_of_any_length(name: str) -> None:
         with Engine(compiled["decoder"], EngineOptions(**how)) as engine:
             outputs = engine.generate(prompts, GREEDY, inputs)
             assert [list(x.choices[0].tokens) for x in outputs] == wanted
-            (output,) = engine.generate(prompts[:1], GREEDY, [{"input_ids": r.integers(4, 99, (1, 41))}])
-            assert "41 positions, and there is room for 40" in output.choices[0].error
+            with pytest.raises(ContractError, match="41 positions, and there is room for 40"):
+                engine.submit(prompts[0], GREEDY, {"input_ids": r.integers(4, 99, (1, 41))})
     with pytest.raises(ContractError, match="max_source_positions: the encoder gives any number"):
         Engine(compiled["decoder"], EngineOptions(encoder=compiled["encoder"]))
+
+
+def test_a_folder_of_an_encoder_decoder_is_no_decoder(tmp_path: Path, case: Case) -> None:
+    make_folder(tmp_path)
+    need_decoder(tmp_path)
+    case.model.config.save_pretrained(tmp_path)
+    with pytest.raises(ContractError, match="holds an encoder-decoder, which needs more than a text"):
+        need_decoder(tmp_path)
 
 
 @pytest.mark.slow

@@ -247,9 +247,12 @@ def _working(
     _check_alone(model, load)
     with _needing_extra():
         from dhlo.serve.engine import Engine
-        from dhlo.serve.folder import BLOCK_SLOTS
+        from dhlo.serve.folder import BLOCK_SLOTS, need_decoder
         from dhlo.serve.stores import open_store
         from dhlo.serve.types import EngineOptions, SamplingParams
+    for each in (model.folder, model.draft_model):
+        if each is not None:
+            need_decoder(each)
     store = None if model.cache_store is None else open_store(model.cache_store)
     drafting = None
     if model.draft_model is not None:  # first: once other processes have their shards, they don't wait for what takes long
@@ -258,8 +261,6 @@ def _working(
     with _opened(model, load, lora) as (served, communicator):
         if drafting is not None and drafting.tokenizer.vocabulary != served.tokenizer.vocabulary:
             raise ContractError(f"--draft-model: '{model.draft_model}' has other tokens than '{model.folder}'")
-        if served.encoder is not None:
-            raise ContractError(f"'{model.folder}' holds an encoder-decoder, which needs more than a text: docs/serving.md")
         longest = min((n for n in (served.max_positions, model.max_positions) if n is not None), default=None)
         options = EngineOptions(
             cache_bytes=_bytes(model.cache_gb),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import threading
@@ -249,17 +250,22 @@ def _close(native: _runtime.Engine, dispatcher: threading.Thread) -> None:
 
 
 def _digest(model: CompiledModel | _runtime.Model, options: EngineOptions) -> bytes:
-    """What stands for the model in its folder or store of blocks. Raises ContractError, and what `CompiledModel.digest` raises."""
+    """What stands for the model and its encoder in their folder or store of blocks. Raises ContractError, and what
+    `CompiledModel.digest` raises."""
     if options.cache_folder is None and options.cache_store is None:
         return b""
     if options.model_digest:
         if len(options.model_digest) != 32:
             raise ContractError(f"model_digest has 32 bytes, got {len(options.model_digest)}")
         return options.model_digest
-    if isinstance(model, _runtime.Model):
+    encoder = options.encoder
+    if isinstance(model, _runtime.Model) or isinstance(encoder, _runtime.Model):
         kind = "cache_folder" if options.cache_folder is not None else "cache_store"
         raise ContractError(f"{kind} needs model_digest: blocks are of one model alone, which this one doesn't name")
-    return model.digest()
+    step = model.digest()
+    if encoder is None or (other := encoder.digest()) == step:  # an entry of the same binary
+        return step
+    return hashlib.sha256(step + other).digest()
 
 
 class Engine:

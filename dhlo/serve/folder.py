@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dhlo import _runtime
-from dhlo.errors import CompileError, ModelFileError
+from dhlo.errors import CompileError, ContractError, ModelFileError
 from dhlo.options import LoraOptions, Options, cache_dir
 from dhlo.serve.chat import ChatTemplate
 from dhlo.serve.compiling import FolderProgram, naming
@@ -130,6 +130,12 @@ def config_of(folder: Path) -> dict[str, Any]:
     if not (folder / _CONFIG).is_file():
         raise CompileError(f"'{folder}' has no {_CONFIG}", hint="a folder that save_pretrained has written is what is wanted")
     return read_object(folder / _CONFIG)
+
+
+def need_decoder(folder: str | Path) -> None:
+    """Raises ContractError for the folder of an encoder-decoder, and what `config_of` raises: before anything is compiled."""
+    if config_of(Path(folder)).get("is_encoder_decoder") is True:
+        raise ContractError(f"'{folder}' holds an encoder-decoder, which needs more than a text: docs/serving.md")
 
 
 def _tokenizer_of(folder: Path, size: int | None) -> Tokenizer:

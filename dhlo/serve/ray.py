@@ -110,13 +110,12 @@ class EngineReplica:
         server_options: Mapping[str, Any],
     ) -> None:
         from dhlo.serve.engine import Engine
-        from dhlo.serve.folder import BLOCK_SLOTS, open_folder
+        from dhlo.serve.folder import BLOCK_SLOTS, need_decoder, open_folder
         from dhlo.serve.server import ServerOptions, make_app
         from dhlo.serve.types import EngineOptions, SamplingParams
 
+        need_decoder(folder)
         served = open_folder(folder, apart=True, **folder_options)
-        if served.encoder is not None:
-            raise ContractError(f"'{folder}' holds an encoder-decoder, which needs more than a text: docs/serving.md")
         plain = {
             "eos_tokens": served.eos_tokens,
             "vocabulary": served.tokenizer.vocabulary,

@@ -164,7 +164,8 @@ class EngineOptions:
     max_step_tokens: int = 256
     """Tokens of a step at most: prompts that are longer go in parts."""
     max_sequences: int | None = None
-    """Choices in a step at most, no more than its tokens; None: as many, up to 256."""
+    """Choices in a step at most, no more than its tokens; None: as many, up to 256, and with an `encoder` up to those whose sources
+    fit into a quarter of the memory that is free. More than fit into all of it are refused."""
     max_waiting: int = 1024
     """Requests that wait at most; more are refused with QueueFullError."""
     max_positions: int | None = None
@@ -181,8 +182,8 @@ class EngineOptions:
     cache_folder_bytes: int = 0
     """Of all files there at most; those that were used longest ago go first."""
     model_digest: bytes = b""
-    """32 bytes that stand for code and weights of the model: blocks in a folder or a store are of one model alone. Empty: those of
-    `CompiledModel.digest`."""
+    """32 bytes that stand for code and weights of the model, and of its encoder: blocks in a folder or a store are of these alone.
+    Empty: those of `CompiledModel.digest`, and with an encoder of another binary SHA-256 of both."""
     draft_model: CompiledModel | _runtime.Model | None = None
     """A smaller step of the same vocabulary and tokens of a block that drafts what the model may say (Leviathan et al. 2023),
     with a cache of its own."""
@@ -221,7 +222,8 @@ class EngineOptions:
     """What a step with cross attention needs: computes of a request's inputs, once, the keys and values that this reads, [1, heads,
     positions, depth], in the order of the step's inputs for them (`dhlo.integrations.encoder_decoder.source_program`)."""
     max_source_positions: int | None = None
-    """Of these, at most, where the encoder gives any number: sources of texts. None: it gives the same number always."""
+    """Of these, at most, where the encoder gives any number: sources of texts. Memory for so many is kept ready for each of
+    `max_sequences`. None: it gives the same number always."""
 
 
 @dataclass(frozen=True)

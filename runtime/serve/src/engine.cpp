@@ -269,7 +269,8 @@ bool Engine::work() noexcept {
   return worked;
 }
 
-// What requests that begin in the step are about. One that can't be computed ends with it alone.
+// What requests that begin in the step are about. One that can't be computed ends with it alone. Nothing is left of the
+// step where the engine was closed meanwhile: its cancelling has reached the encoder, and not the step.
 void Engine::encode() {
   const auto next = [this] {
     return std::find_if(items_.begin(), items_.end(), [](const Item& item) {
@@ -277,7 +278,15 @@ void Engine::encode() {
       return request.source != nullptr && !request.encoded;
     });
   };
+  bool encoded = false;
+  const auto left = [this] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (closing_) items_.clear();  // the next turn ends their requests
+    return closing_;
+  };
   for (auto item = next(); item != items_.end(); item = next()) {
+    if (left()) return;
+    encoded = true;
     Request& request = *item->choice->request;
     const int64_t begin = now_ns();
     request.encoded = step_.sources()->encode(*request.source, request.place) == DHLO_OK;
@@ -291,6 +300,7 @@ void Engine::encode() {
                  items_.end());
     end(request, closing_ ? DHLO_FINISH_CANCELLED : DHLO_FINISH_ERROR, closing_ ? "" : text.c_str(), made_);
   }
+  if (encoded) left();
 }
 
 // Lets the draft model say what it was scheduled for.

@@ -22,8 +22,8 @@ int64_t number_in(const char* path) {
   return file >> value ? value : -1;
 }
 
-// Of the machine, or of the control group if that has less.
-int64_t free_memory() {
+// Of the machine, or of the control group if that has less; -1 if that isn't known.
+int64_t known_free_memory() {
   int64_t free = -1;
   std::ifstream file("/proc/meminfo");
   std::string name, unit;
@@ -31,7 +31,12 @@ int64_t free_memory() {
     if (name == "MemAvailable:") free = kilobytes * 1024;
   const int64_t most = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
   if (most >= 0 && used >= 0) free = free < 0 ? most - used : std::min(free, most - used);
-  if (free < 0) refuse("how much memory is free isn't known: give cache_bytes");
+  return free;
+}
+
+int64_t free_memory(const char* instead) {
+  const int64_t free = known_free_memory();
+  if (free < 0) refuse(std::string("how much memory is free isn't known: give ") + instead);
   return free;
 }
 
@@ -46,6 +51,23 @@ constexpr int64_t kUsualSequences = 256;
 // Within a prompt such a part of a sequence's blocks is evicted at once: tokens see most of what may be kept, and steps
 // take enough of them at a time.
 constexpr int64_t kEvictedParts = 8;
+
+// How many sequences are in work at once: where sources take memory, at most as many as a quarter of what is free has
+// room for, if none are given.
+int64_t sequences_of(const Step& step, const dhlo_engine_options& options) {
+  const int64_t usual = std::min(kUsualSequences, options.max_step_tokens);
+  const Sources* sources = step.sources();
+  if (sources == nullptr) return options.max_sequences > 0 ? options.max_sequences : usual;
+  const int64_t bytes = std::max<int64_t>(sources->place_bytes(), 1);
+  if (options.max_sequences == 0) {
+    const int64_t fit = std::min(free_memory("max_sequences") / 4 / bytes, sources->most_places());
+    return std::clamp<int64_t>(fit, 1, usual);
+  }
+  if (const int64_t free = known_free_memory(); free >= 0 && bytes > free / options.max_sequences)
+    refuse("max_sequences: the sources of " + std::to_string(options.max_sequences) + " take " + std::to_string(bytes) +
+           " bytes each, and " + std::to_string(free) + " are free");
+  return options.max_sequences;
+}
 
 Vocabulary read_vocabulary(const dhlo_engine_options& options) {
   if (options.vocabulary_offsets == nullptr) return {};
@@ -92,7 +114,7 @@ CacheOptions cache_options(const Step& step, const dhlo_engine_options& options,
   CacheOptions made = step.cache_options();
   if (block > 0) {
     const int64_t bytes =
-        options.cache_bytes > 0 ? options.cache_bytes : std::max(free_memory() / 4 / processes, block);
+        options.cache_bytes > 0 ? options.cache_bytes : std::max(free_memory("cache_bytes") / 4 / processes, block);
     if (bytes < block)
       refuse("cache_bytes are those of a block at least, " + std::to_string(block) + ", got " + std::to_string(bytes));
     made.num_blocks = std::min<int64_t>(bytes / block, INT32_MAX / step.block_slots());
@@ -142,8 +164,6 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
       adapters_(step_) {
   need_between(options.max_step_tokens, 1, kMostTokens, "max_step_tokens");
   need_between(options.max_sequences, 0, options.max_step_tokens, "max_sequences (at most max_step_tokens)");
-  const int64_t sequences =
-      options.max_sequences > 0 ? options.max_sequences : std::min(kUsualSequences, options.max_step_tokens);
   need_between(options.max_waiting, 1, INT64_MAX, "max_waiting");
   need_between(options.max_positions, 0, INT64_MAX, "max_positions");
   need_between(options.prompt_lookup, 0, options.max_step_tokens, "prompt_lookup (at most max_step_tokens)");
@@ -176,8 +196,11 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   if (step_.has_states() && (options.cache_folder != nullptr || options.cache_store != nullptr))
     refuse(std::string(options.cache_folder != nullptr ? "cache_folder" : "cache_store") +
            ": the model keeps states of sequences, which no blocks have: give none for such");
-  need_between(options.max_source_positions, 0, INT32_MAX, "max_source_positions");
+  need_between(options.max_source_positions, 0, INT32_MAX / 2, "max_source_positions");
+  if (step_.is_cross() && step_.adapters() != nullptr)
+    refuse("the step has cross attention and room for adapters, of which what the encoder gives knows nothing");
   step_.take_encoder(options.encoder, options.max_source_positions);
+  const int64_t sequences = sequences_of(step_, options);
   if (options.communicator != nullptr) open_shards(options);
   const CacheOptions how = cache_options(step_, options, shards_ != nullptr ? shards_->size() : 1);
   auto made = Cache::create(how);

@@ -22,7 +22,8 @@ bool Pages::map(int64_t bytes, bool huge) noexcept {
   auto address = reinterpret_cast<uintptr_t>(mapping);
   if (huge) address = (address + kHugePage - 1) & ~static_cast<uintptr_t>(kHugePage - 1);
   data_ = reinterpret_cast<uint8_t*>(address);
-  if (huge) madvise(data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // advice only: works without, too
+  // Advice only: works without, too.
+  madvise(data_, static_cast<size_t>(bytes), huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   return true;
 }
 

@@ -20,8 +20,8 @@ class Pages {
   }
   ~Pages();
 
-  // Once. With `huge`, memory of at least a huge page begins at one, and huge pages are advised. False if there is
-  // none, or if it is more than the machine could ever give.
+  // Once. With `huge`, memory of at least a huge page begins at one, and huge pages are advised; otherwise there are
+  // none. False if there is no memory, or if it is more than the machine could ever give.
   bool map(int64_t bytes, bool huge) noexcept;
   uint8_t* data() const { return data_; }
 

@@ -52,6 +52,7 @@ Sources::Sources(dhlo_model* encoder, const dhlo_model* step, const int64_t* cro
   if (dhlo_model_num_outputs(encoder) != num_cross)
     refuse("encoder: it gives " + std::to_string(dhlo_model_num_outputs(encoder)) + " tensors, and the step reads " +
            std::to_string(num_cross) + " of a source");
+  bool any = false;  // number of positions: of an output
   for (int64_t i = 0; i < num_cross; ++i) {
     const dhlo_abi_value& made = *dhlo_model_output(encoder, i);
     const dhlo_abi_value& pool = *dhlo_model_input(step, cross[i]);
@@ -60,16 +61,20 @@ Sources::Sources(dhlo_model* encoder, const dhlo_model* step, const int64_t* cro
       refuse("encoder: output " + std::to_string(i) + " is " + text_of(made.sizes, made.rank) + " of " +
              dtype_name(made.dtype) + ", and '" + pool.name + "' takes [1, " + std::to_string(pool.sizes[0]) +
              ", positions, " + std::to_string(pool.sizes[2]) + "] of " + dtype_name(pool.dtype));
-    if (made.sizes[2] < 0 && positions == 0)
-      refuse("max_source_positions: the encoder gives any number of them, for which there must be room");
+    any |= made.sizes[2] < 0;
     if (made.sizes[2] > 0 && positions > 0)
       refuse("max_source_positions: the encoder gives " + std::to_string(made.sizes[2]) + " of them, always");
-    if (positions_ == 0) positions_ = made.sizes[2];
-    if ((made.sizes[2] > 0 && made.sizes[2] != positions_) || positions_ > INT32_MAX / 2)
-      refuse("encoder: its outputs have other numbers of positions");
+    if (made.sizes[2] > 0 && positions_ == 0) positions_ = made.sizes[2];
+    if (made.sizes[2] > 0 && made.sizes[2] != positions_)
+      refuse("encoder: one of its outputs has " + std::to_string(positions_) + " positions, and output " +
+             std::to_string(i) + " has " + std::to_string(made.sizes[2]));
     const int64_t row_bytes = made.sizes[3] * dhlo_dtype_bytes(static_cast<int32_t>(made.dtype));
     pools_.push_back({Pages(), made.sizes[1], row_bytes, static_cast<int32_t>(made.dtype)});
   }
+  // Where one output says how many there are, those of any number come to as many.
+  if (any && positions_ == 0)
+    refuse("max_source_positions: the encoder gives any number of them, for which there must be room");
+  if (positions_ > INT32_MAX / 2) refuse("encoder: it gives more positions than fit, " + std::to_string(positions_));
   blocks_ = (positions_ + block_slots - 1) / block_slots;
   num_inputs_ = dhlo_model_num_inputs(encoder);
   for (int64_t k = 0; k < num_inputs_; ++k)
@@ -96,11 +101,19 @@ std::unique_ptr<Source> Sources::read(const char* const* names, const dhlo_tenso
     if (given[static_cast<size_t>(k)] != nullptr) refuse(std::string("inputs: '") + names[i] + "' is given twice");
     given[static_cast<size_t>(k)] = &inputs[i];
   }
-  Digest all{};
+  std::vector<dhlo_tensor> tensors;
+  std::vector<int64_t> sizes;
   for (int64_t k = 0; k < num_inputs_; ++k) {
     const dhlo_tensor* tensor = given[static_cast<size_t>(k)];
     if (tensor == nullptr) refuse(std::string("inputs: the model needs '") + input(k).name + "'");
-    const int64_t bytes = bytes_of(input(k), *tensor);
+    sizes.push_back(bytes_of(input(k), *tensor));
+    tensors.push_back(*tensor);
+  }
+  need_room(tensors);
+  Digest all{};
+  for (int64_t k = 0; k < num_inputs_; ++k) {
+    const dhlo_tensor* tensor = given[static_cast<size_t>(k)];
+    const int64_t bytes = sizes[static_cast<size_t>(k)];
     source->sizes.emplace_back();
     std::copy_n(tensor->sizes, tensor->rank, source->sizes.back().begin());
     const auto* data = static_cast<const uint8_t*>(tensor->data);
@@ -113,8 +126,31 @@ std::unique_ptr<Source> Sources::read(const char* const* names, const dhlo_tenso
   return source;
 }
 
+void Sources::need_room(const std::vector<dhlo_tensor>& inputs) const {
+  std::vector<dhlo_shape> made(pools_.size());
+  if (const dhlo_status status = dhlo_model_plan(model_.get(), inputs.data(), num_inputs_, made.data(), nullptr);
+      status != DHLO_OK)
+    throw Error(status, std::string("inputs: ") + dhlo_last_error());
+  for (const dhlo_shape& shape : made)
+    if (shape.rank >= 0 && shape.sizes[2] > positions_)
+      refuse("inputs: the source has " + std::to_string(shape.sizes[2]) + " positions, and there is room for " +
+             std::to_string(positions_));
+}
+
+int64_t Sources::place_bytes() const {
+  int64_t all = 0;
+  for (const Pool& pool : pools_) {
+    int64_t bytes = pool.heads * pool.row_bytes;
+    if (__builtin_mul_overflow(bytes, blocks_ * block_slots_, &bytes) || __builtin_add_overflow(all, bytes, &all))
+      return INT64_MAX;
+  }
+  return all;
+}
+
+int64_t Sources::most_places() const { return INT32_MAX / (blocks_ * block_slots_); }
+
 void Sources::map(int64_t places) {
-  const bool fits = places <= INT32_MAX / (blocks_ * block_slots_);
+  const bool fits = places <= most_places();
   places_ = places;
   for (Pool& pool : pools_) {
     int64_t bytes = pool.heads * pool.row_bytes;
@@ -157,9 +193,11 @@ dhlo_status Sources::encode(const Source& source, int32_t place) {
     status = dhlo_session_output(session_.get(), static_cast<int64_t>(i), &made);
     int64_t& length = lengths_[static_cast<size_t>(place)];
     if (status == DHLO_OK && i == 0) length = made.sizes[2];
-    if (status == DHLO_OK && (length > positions_ || made.sizes[2] != length)) {
-      error_ = "the source has " + std::to_string(made.sizes[2]) + " positions, and there is room for " +
-               std::to_string(std::min(length, positions_));
+    if (status == DHLO_OK && (length > positions_ || made.sizes[2] != length)) {  // which data told
+      error_ = length > positions_ ? "the source has " + std::to_string(length) + " positions, and there is room for " +
+                                         std::to_string(positions_)
+                                   : "its first output has " + std::to_string(length) + " positions, and output " +
+                                         std::to_string(i) + " has " + std::to_string(made.sizes[2]);
       status = DHLO_INVALID_ARGUMENT;
     }
     if (status != DHLO_OK) break;

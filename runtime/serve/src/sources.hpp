@@ -29,9 +29,12 @@ class Sources {
   Sources(dhlo_model* encoder, const dhlo_model* step, const int64_t* cross, int64_t num_cross, int64_t block_slots,
           int64_t positions);
 
-  // A copy of what a caller gives; any thread. Throws Error for inputs that the encoder doesn't take.
+  // A copy of what a caller gives; any thread. Throws Error for inputs that the encoder doesn't take, and for those of
+  // which it would make more positions than there is room for, unless that depends on data: then encode() says so.
   std::unique_ptr<Source> read(const char* const* names, const dhlo_tensor* inputs, int64_t count) const;
 
+  int64_t place_bytes() const;  // of what is kept of a source, at most
+  int64_t most_places() const;  // that can be numbered
   // Makes the pools, with room for the keys and values of so many sources. Throws Error.
   void map(int64_t places);
   void* pool(int64_t index) const { return pools_[static_cast<size_t>(index)].pages.data(); }
@@ -59,6 +62,7 @@ class Sources {
     int32_t dtype;
   };
 
+  void need_room(const std::vector<dhlo_tensor>& inputs) const;
   const dhlo_abi_value& input(int64_t index) const { return *dhlo_model_input(model_.get(), index); }
 
   std::unique_ptr<dhlo_model, Release> model_;

@@ -98,7 +98,9 @@ typedef struct dhlo_engine_options {
   int32_t own_thread;      /* default 1: steps run on a thread of the engine's. 0: in dhlo_engine_step */
   int64_t cache_bytes;     /* memory of the pools; 0: a quarter of what the machine, or the control group, has free */
   int64_t max_step_tokens; /* of a step; longer prompts go in parts; default 256 */
-  int64_t max_sequences;   /* choices in work at once, at most max_step_tokens; 0: as many, up to 256 */
+  int64_t max_sequences;   /* choices in work at once, at most max_step_tokens; 0: as many, up to 256, and with
+                              an encoder up to those whose sources fit into a quarter of what is free. More than fit
+                              into all of it are refused */
   int64_t max_waiting;     /* requests that wait for their beginning; default 1024 */
   int64_t max_positions;   /* tokens of prompt and choice together; 0: as many as fit into the pools, and as the model's
                               tables of positions have */
@@ -115,8 +117,8 @@ typedef struct dhlo_engine_options {
   const char* cache_folder;   /* blocks that memory has no room for go there, and those that it keeps when the engine is
                                  closed; they come back in other processes, too. NULL: none */
   int64_t cache_folder_bytes; /* of all files there at most */
-  const uint8_t* model_digest; /* 32 bytes that stand for the model's code and weights: blocks in a folder or a store
-                                  are of this model alone. May be NULL without these */
+  const uint8_t* model_digest; /* 32 bytes that stand for the code and weights of the model and of its encoder: blocks
+                                  in a folder or a store are of these alone. May be NULL without these */
   dhlo_constrain_fn constrain; /* NULL: constrained requests are refused */
   void* constrain_ctx;
   dhlo_event_fn on_event; /* NULL: events are fetched by dhlo_engine_poll */

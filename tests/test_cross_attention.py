@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,10 @@ def test_models_that_dont_go_together_are_refused(case: Case) -> None:
             case.engine(**options)
     with pytest.raises(ContractError, match="no step"):
         Engine(encoder, EngineOptions())
+    room = LoraOptions(max_rank=2, max_adapters=1)
+    adapted = dhlo.compile(cross_step_program(case.model), pages=cross_step_pages(16), lora=room)
+    with pytest.raises(ContractError, match="cross attention and room for adapters"):
+        Engine(adapted, EngineOptions(encoder=encoder))
 
 
 class Table(torch.nn.Module):
@@ -207,11 +212,21 @@ class Mixed(Table):
         return [*super().forward(torch.arange(7) + 0 * ids[0])[:2], *super().forward(ids)[2:]]
 
 
+class Slow(Table):
+    """Takes seconds for thousands of ids."""
+
+    def forward(self, ids: torch.Tensor) -> list[torch.Tensor]:
+        square = ids[:, None].float() + ids
+        for _ in range(30):
+            square = torch.tanh(square @ square)
+        return [x + square[:, :1] for x in super().forward(ids)]
+
+
 @pytest.fixture(scope="module")
 def tables() -> CompiledModel:
     """Encoders of any number of positions."""
     args, dims = (torch.arange(6),), ({0: torch.export.Dim("n", min=1, max=1 << 40)},)
-    kinds = {"table": Table, "picked": Picked, "mixed": Mixed}
+    kinds = {"table": Table, "picked": Picked, "mixed": Mixed, "slow": Slow}
     return dhlo.compile({k: torch.export.export(kind(), args, dynamic_shapes=dims) for k, kind in kinds.items()})
 
 
@@ -236,6 +251,17 @@ def test_sources_that_have_no_room_are_refused(case: Case, tables: CompiledModel
     for room, text in ((8, "the encoder gives 7 of them, always"), (1 << 30, "is from 0 to 1073741823")):
         with pytest.raises(ContractError, match=text):
             case.engine(encoder=tables["mixed"], max_source_positions=room)
+
+
+def test_closing_stops_what_is_encoded(case: Case, tables: CompiledModel) -> None:
+    """And what would come behind it: other sources, and the step."""
+    with case.engine(encoder=tables["slow"], max_source_positions=2048) as engine:
+        requests = [engine.submit([5, 6, 7], GREEDY, {"ids": np.full(2048, i)}) for i in range(3)]
+        time.sleep(0.2)  # most likely the first is on its way
+        engine.close()
+        assert [r.result().choices[0].finish for r in requests] == [FinishReason.CANCELLED] * 3
+        assert engine.stats().steps == 0
+        assert engine.stats().encoded <= 1
 
 
 def test_memory_of_sources_is_bounded(case: Case, tables: CompiledModel) -> None:

@@ -308,7 +308,7 @@ class Serving:
     """How much work an engine of a server takes on."""
 
     max_sequences: Annotated[
-        int | None, typer.Option(min=1, help="Answers in work at once; as many as there is room for, up to 256.")
+        int | None, typer.Option(min=1, help="Answers in work at once; as many as there is room for, up to 128.")
     ] = None
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that wait; more are told to come again.")] = 1024
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step: longer prompts go in parts.")] = 256

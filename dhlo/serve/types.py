@@ -164,7 +164,7 @@ class EngineOptions:
     max_step_tokens: int = 256
     """Tokens of a step at most: prompts that are longer go in parts."""
     max_sequences: int | None = None
-    """Choices in a step at most, no more than its tokens; None: as many, up to 256, and with an `encoder` up to those whose sources
+    """Choices in a step at most, no more than its tokens; None: as many, up to 128, and with an `encoder` up to those whose sources
     fit into a quarter of the memory that is free. More than fit into all of it are refused."""
     max_waiting: int = 1024
     """Requests that wait at most; more are refused with QueueFullError."""

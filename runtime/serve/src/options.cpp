@@ -46,7 +46,7 @@ void need_between(int64_t value, int64_t least, int64_t most, const char* name) 
            std::to_string(value));
 }
 
-constexpr int64_t kUsualSequences = 256;
+constexpr int64_t kUsualSequences = 128;
 
 // Within a prompt such a part of a sequence's blocks is evicted at once: tokens see most of what may be kept, and steps
 // take enough of them at a time.

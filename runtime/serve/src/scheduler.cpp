@@ -42,6 +42,8 @@ void Engine::expire(int64_t now) {
 void Engine::schedule() {
   items_.clear();
   for (Choice* choice : running_) choice->scheduled = choice->passed = false;
+  prompts_ = std::any_of(running_.begin(), running_.end(),
+                         [](const Choice* choice) { return choice->size() - choice->computed > 1; });
   drafts_.clear();
   budget_ = max_step_tokens_;
   look_up_arrived();
@@ -60,7 +62,8 @@ void Engine::schedule() {
 void Engine::schedule_decodes() {
   decoding_ = static_cast<int64_t>(
       std::count_if(running_.begin(), running_.end(), [](const Choice* choice) { return choice->decodes(); }));
-  int64_t slack = budget_ - decoding_;            // for drafts
+  int64_t slack = budget_ - decoding_;  // for drafts, half of it where prompts want some
+  if (prompts_ || !waiting_.empty()) slack /= 2;
   for (size_t i = 0; i < running_.size(); ++i) {  // choices that give up their blocks are taken from the end
     Choice& choice = *running_[i];
     if (choice.request->search != nullptr) {
@@ -212,8 +215,8 @@ bool Engine::admit(Choice& choice) {
   const int64_t beams = choice.request->search != nullptr ? static_cast<int64_t>(choice.request->choices.size()) : 1;
   const int64_t most = std::min(choice.size() + 1, evict_to_);
   const int64_t wanted = choice.request->blocks_of(beams, most, step_.block_slots()) - cached / step_.block_slots();
-  // Who runs will soon want another block each.
-  while (!running_.empty() && free_blocks() < wanted + static_cast<int64_t>(running_.size())) {
+  // Who runs will soon want another block each, and first those that its prompt lacks.
+  while (!running_.empty() && free_blocks() < wanted + wanted_by_running()) {
     if (yield_to(choice)) continue;
     {
       const Sequence given_back = std::move(sequence);
@@ -248,6 +251,16 @@ bool Engine::admit(Choice& choice) {
   return true;
 }
 
+// Blocks that those who run lack of what they have to compute, and another each.
+int64_t Engine::wanted_by_running() const {
+  int64_t wanted = 0;
+  for (const Choice* choice : running_) {
+    const int64_t kept = choice->sequence->size() - choice->sequence->evicted();
+    wanted += std::max<int64_t>(most_blocks(choice->goal()) - cache_->blocks_for(kept), 0) + 1;
+  }
+  return wanted;
+}
+
 // Begins to bring what the tiers have of the choice's tokens, once.
 void Engine::fetch(Choice& choice) {
   if (choice.fetch_until_ns != 0 || choice.swapped) return;
@@ -256,13 +269,21 @@ void Engine::fetch(Choice& choice) {
 }
 
 // The same for those that wait first, as far as all of it can lie ready: what comes later pushes out what came earlier.
+// So it is asked for once more, and what there is of it stays, where another has come before it.
 void Engine::fetch_ahead() {
   int64_t left = kFetchAhead, room = fetched_bytes_;
-  for (auto at = waiting_.begin(); at != waiting_.end() && left > 0; ++at, --left) {
-    room -= most_blocks((*at)->size()) * step_.block_bytes();
-    if (room < 0) return;
-    if (*at != blocked_) fetch(**at);
+  bool begun = false;
+  auto at = waiting_.begin();
+  for (; at != waiting_.end() && left > 0; ++at, --left) {
+    Choice& choice = **at;
+    room -= most_blocks(choice.size()) * step_.block_bytes();
+    if (room < 0) break;
+    if (&choice == blocked_) continue;
+    if (begun) choice.fetch_until_ns = 0;
+    begun = begun || choice.fetch_until_ns == 0;
+    fetch(choice);
   }
+  for (; begun && at != waiting_.end(); ++at) (*at)->fetch_until_ns = 0;
 }
 
 // Whether it isn't its turn yet because of what the tiers may have of its tokens.
@@ -332,6 +353,7 @@ void Engine::preempt(Choice& choice) {
 }
 
 void Engine::insert_running(Choice& choice) {
+  choice.passed = false;  // of the step that it gave up its blocks in
   running_.insert(std::upper_bound(running_.begin(), running_.end(), &choice, Earlier()), &choice);
 }
 

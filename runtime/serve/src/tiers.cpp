@@ -114,9 +114,16 @@ void Tiers::wait_fetched(int64_t fetch, std::chrono::steady_clock::time_point un
   done_.wait_until(lock, until, [&] { return fetching_.count(fetch) == 0; });
 }
 
-bool Tiers::has(const BlockName& name) const {
+// Whether an earlier fetch has brought it, which goes for this one's then.
+bool Tiers::renew(const BlockName& name, int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return by_name_.count(name) != 0;
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) return false;
+  if (found->second->first < number) {
+    found->second->first = number;
+    fetched_.splice(fetched_.end(), fetched_, found->second);
+  }
+  return true;
 }
 
 StagedBlock Tiers::take(const BlockName& name) noexcept {
@@ -265,7 +272,7 @@ bool Tiers::fetch_all(const Fetch& fetch) {
   for (size_t i = 0; i < fetch.keys.size() && goes_on; ++i) {
     for (size_t group = 0; group < layout_.block_bytes.size() && goes_on; ++group) {
       const BlockName name{fetch.keys[i], static_cast<int64_t>(group)};
-      if (has(name)) continue;
+      if (renew(name, fetch.number)) continue;
       StagedBlock block = find(name);
       if (block.data != nullptr)
         goes_on = add_fetched(std::move(block), fetch.number);
@@ -333,7 +340,7 @@ void Tiers::get_next(std::unique_lock<std::mutex>& lock, std::list<Gets>::iterat
   bool goes_on = false;
   try {
     StagedBlock block = make_block(name, layout_.block_bytes[static_cast<size_t>(name.group)]);
-    if (has(name)) {  // another fetch has brought it
+    if (renew(name, gets->number)) {  // another fetch has brought it
       goes_on = true;
     } else if (store_->get(&block)) {
       {

@@ -52,8 +52,6 @@ class Tiers {
   int64_t fetch(std::vector<Digest> keys) noexcept;
   bool is_fetched(int64_t fetch) const;
   void wait_fetched(int64_t fetch, std::chrono::steady_clock::time_point until);
-  // Whether it has come.
-  bool has(const BlockName& name) const;
   // What has come, once; no data if nothing has.
   StagedBlock take(const BlockName& name) noexcept;
 
@@ -85,6 +83,7 @@ class Tiers {
   StagedBlock find(const BlockName& name);
   bool from_queue(const BlockName& name, StagedBlock* block) const;
   bool add_fetched(StagedBlock block, int64_t number);
+  bool renew(const BlockName& name, int64_t number);
   int64_t& first_bytes() { return folder_ != nullptr ? writing_bytes_ : putting_bytes_; }
   void note_folder();
 

@@ -631,8 +631,10 @@ def test_event_loops(step: CompiledModel) -> None:
 
 
 def test_event_loops_are_woken_once_for_all_that_a_step_brings(step: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = replace(GREEDY, max_tokens=100)  # so that they meet
+
     async def tokens(engine: Engine, prompt: list[int]) -> int:
-        return sum([len(event.tokens) async for event in engine.submit(prompt, GREEDY)])
+        return sum([len(event.tokens) async for event in engine.submit(prompt, long)])
 
     async def main(engine: Engine) -> int:
         return sum(await asyncio.gather(*(tokens(engine, [i]) for i in range(1, 9))))

@@ -98,7 +98,7 @@ typedef struct dhlo_engine_options {
   int32_t own_thread;      /* default 1: steps run on a thread of the engine's. 0: in dhlo_engine_step */
   int64_t cache_bytes;     /* memory of the pools; 0: a quarter of what the machine, or the control group, has free */
   int64_t max_step_tokens; /* of a step; longer prompts go in parts; default 256 */
-  int64_t max_sequences;   /* choices in work at once, at most max_step_tokens; 0: as many, up to 256, and with
+  int64_t max_sequences;   /* choices in work at once, at most max_step_tokens; 0: as many, up to 128, and with
                               an encoder up to those whose sources fit into a quarter of what is free. More than fit
                               into all of it are refused */
   int64_t max_waiting;     /* requests that wait for their beginning; default 1024 */

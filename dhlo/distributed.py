@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -106,14 +107,18 @@ class Communicator:
             )
         if not self._lock.acquire(blocking=False):
             raise RuntimeError("another session is in an operation of the same process groups: run one at a time")
+        work = None
         try:
-            self._last, out = _start(kind, self.group(group), x, y, how, root, splits)
-            _wait(self._last, timeout_ns, stopped)
+            found = self.group(group)
+            work, out = _start(kind, found, x, y, how, root, splits)
+            self._last = work
+            _wait(work, timeout_ns, stopped)
             y.copy_(out)
         except BaseException as e:
             self._broken = f"{kind} of '{group}': {str(e) or type(e).__name__}"
-            if self._last is not None and not self._last.is_completed():
-                threading.Thread(target=_hold, args=(self._last, self.group(group)), daemon=True).start()
+            if work is not None and not work.is_completed():
+                with contextlib.suppress(RuntimeError):  # there may be no thread any more
+                    threading.Thread(target=_hold, args=(work, found), daemon=True).start()
             raise
         finally:
             self._lock.release()

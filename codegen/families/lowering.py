@@ -17,7 +17,7 @@ from dhlo.codegen.families.structure import Structure
 from dhlo.codegen.kernel_ir.builder import KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.errors import InternalError
-from dhlo.ir.coded import coded, is_constant
+from dhlo.ir.coded import Coded, coded, is_constant
 from dhlo.ir.dialect import Kind, Op, attr, defining
 from dhlo.ir.handles import Value
 from dhlo.ir.mlir import ir
@@ -122,13 +122,19 @@ class Lowering:
 
     def quantised(self, v: Value) -> QuantisedMatrix | None:
         """The matrix, kept as codes, that a product's right side is; None where it isn't one or has no kernel in this form. Numbers
-        of f16 are codes, too."""
+        of f16 are codes, too: also those that codes in no such form stand for."""
         found = coded(v)
-        if found is None and from_mlir(v).dtype.name == "f16" and is_constant(v):
-            numbers = self._evaluate(v)
-            return QuantisedMatrix("f16", numbers, None, None) if QuantisedMatrix.fits("f16", numbers) else None
-        if found is None:
-            return None
+        matrix = None if found is None else self._coded_matrix(found)
+        if matrix is None and from_mlir(v).dtype.name == "f16":
+            numbers = self.constant_value(v)
+            if numbers is None and is_constant(v):
+                numbers = self._evaluate(v)
+            if numbers is not None and QuantisedMatrix.fits("f16", numbers):
+                return QuantisedMatrix("f16", numbers, None, None)
+        return matrix
+
+    def _coded_matrix(self, found: Coded) -> QuantisedMatrix | None:
+        """The matrix of codes as they are; None where there is no form for them."""
         op = found.op
         codes, *parameters = (self._evaluate(x).permute(found.perm) for x in op.operands)
         parameters = [along(p, (*p.shape[:-1], codes.shape[-1])) for p in parameters]  # blocks of columns

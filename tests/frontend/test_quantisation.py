@@ -653,6 +653,24 @@ def test_products_of_one_left_side_are_joined() -> None:
             close(model(x), module(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_groups_that_kernels_have_no_form_for(dtype: torch.dtype) -> None:
+    """330 has no divisor of 8 and more: the numbers that codes stand for are multiplied."""
+    torch.manual_seed(5)
+    module = torch.nn.Linear(330, 9).to(dtype).eval()
+    rows = {0: torch.export.Dim("rows", max=99)}
+    model = dhlo.compile(
+        torch.export.export(module, (torch.randn(5, 330, dtype=dtype),), dynamic_shapes=(rows,)), weights="int4:64"
+    )
+    with torch.no_grad():
+        q, scale = quantise(module.weight, Format.parse("int4:64"), 1)
+        module.weight.copy_(dequantize(q, "i4", scale))
+        for n in (0, 1, 5, 33):
+            x = torch.randn(n, 330, dtype=dtype)
+            want = x.double() @ module.weight.double().T + module.bias.double()
+            torch.testing.assert_close(model(x).double(), want, rtol=0, atol=6 * torch.finfo(dtype).eps)
+
+
 def test_scales_are_searched_for() -> None:
     """Better than that of the largest element; nothing is lost of zeros; groups that don't divide are made to."""
     torch.manual_seed(3)

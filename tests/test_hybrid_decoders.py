@@ -195,6 +195,9 @@ def test_tokens_are_those_of_generate(qwen: tuple[Any, CompiledModel], answers: 
             outputs = engine.generate(answers[0], GREEDY)
             assert [list(x.choices[0].tokens) for x in outputs] == answers[1]
             assert not any(x.cached_tokens for x in outputs)
+        # Begun with a block each, they come to want three.
+        for output in engine.generate([answers[0][1]] * 6, GREEDY):
+            assert list(output.choices[0].tokens) == answers[1][1]
         stats = engine.stats()
         assert bool(stats.preemptions) == ("blocks" in mix)
         assert stats.swaps == 0  # states would be lost

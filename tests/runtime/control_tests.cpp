@@ -151,7 +151,7 @@ void test_chunks_of_a_launch() {
     dhlo::Session session(model);
     Steps steps;
     point_gate(session, &steps);
-    Call call(5, 9);
+    Call call(5, 11);
     CHECK(call.run(session.get()) == DHLO_OK && call.right(session.get()));
     CHECK(steps.items == 16 && steps.chunks == wanted[i]);
   }

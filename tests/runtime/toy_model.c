@@ -4,7 +4,7 @@
  * outputs  y: float32 (n, 4) = 2 x + bias; positive: float32 (k), x's positive values in order; step: int64 (), calls
  * so far mode     0 ordinary; 1 fails an assertion; 2 fails without a reason; 3 leaves outputs out; 4 fails an index
  * check; 6 loops until it is stopped; 7 runs toy_steps (an address in state "gate") on 640 items, a chunk at least one;
- * 8 the same after the point from which nothing stops the run; 9 on 16 items, a chunk at least three; 5 holds the caller until toy_gate (an address in state "gate") becomes nonzero
+ * 8 the same after the point from which nothing stops the run; 11 on 16 items, a chunk at least three; 5 holds the caller until toy_gate (an address in state "gate") becomes nonzero
  *
  * With -DTOY_ADD_ONE: x: float32 (n), y: float32 (n) = x + 1 instead. TOY_CPU_FEATURES and TOY_VERSION override fields.
  */
@@ -134,9 +134,9 @@ static int32_t run(dhlo_abi_call* call, const dhlo_tensor* in) {
   while (mode == 6)
     if ((status = call->poll(call, 0)) != 0) return status;
   if (mode == 8 && (status = call->poll(call, 1)) != 0) return status;
-  if (mode >= 7) {
-    const int64_t args[1] = {*(const int64_t*)(call->state + 8)}, items = mode == 9 ? 16 : 640,
-                  grain = mode == 9 ? 3 : 1;
+  if (mode == 7 || mode == 8 || mode == 11) {
+    const int64_t args[1] = {*(const int64_t*)(call->state + 8)}, items = mode == 11 ? 16 : 640,
+                  grain = mode == 11 ? 3 : 1;
     if ((status = call->launch(call, step, args, items, grain, 0, 3)) != 0) return status;
   }
   uint8_t* arena = call->arena(call, 0, arena_bytes(rows));

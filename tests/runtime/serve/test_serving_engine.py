@@ -211,6 +211,9 @@ def test_mixes(model: Any, step: CompiledModel, seed: int, blocks: int, step_tok
             for choice in output.choices:
                 assert choice.finish is FinishReason.LENGTH and len(choice.tokens) == request.params.max_tokens, choice.error
                 check_greedy(model, prompt, choice)
+        alike = prompts(rng, *[15] * 8)  # begun with a block each, they come to want four
+        for prompt, output in zip(alike, engine.generate(alike, replace(GREEDY, max_tokens=40)), strict=True):
+            check_greedy(model, prompt, output.choices[0])
         stats = engine.stats()
         assert stats.cached_tokens > 0
         assert stats.preemptions > 0 or blocks > 20

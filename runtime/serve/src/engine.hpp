@@ -152,7 +152,6 @@ class Engine {
   void remove(Choice& choice);
   int64_t in_work() const;
   int64_t free_blocks() const;
-  int64_t wanted_by_running() const;
 
   // What doesn't change.
   const pid_t process_;

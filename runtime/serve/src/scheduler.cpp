@@ -215,8 +215,8 @@ bool Engine::admit(Choice& choice) {
   const int64_t beams = choice.request->search != nullptr ? static_cast<int64_t>(choice.request->choices.size()) : 1;
   const int64_t most = std::min(choice.size() + 1, evict_to_);
   const int64_t wanted = choice.request->blocks_of(beams, most, step_.block_slots()) - cached / step_.block_slots();
-  // Who runs will soon want another block each, and first those that its prompt lacks.
-  while (!running_.empty() && free_blocks() < wanted + wanted_by_running()) {
+  // Who runs will soon want another block each.
+  while (!running_.empty() && free_blocks() < wanted + static_cast<int64_t>(running_.size())) {
     if (yield_to(choice)) continue;
     {
       const Sequence given_back = std::move(sequence);
@@ -249,16 +249,6 @@ bool Engine::admit(Choice& choice) {
   }
   insert_running(choice);
   return true;
-}
-
-// Blocks that those who run lack of what they have to compute, and another each.
-int64_t Engine::wanted_by_running() const {
-  int64_t wanted = 0;
-  for (const Choice* choice : running_) {
-    const int64_t kept = choice->sequence->size() - choice->sequence->evicted();
-    wanted += std::max<int64_t>(most_blocks(choice->goal()) - cache_->blocks_for(kept), 0) + 1;
-  }
-  return wanted;
 }
 
 // Begins to bring what the tiers have of the choice's tokens, once.

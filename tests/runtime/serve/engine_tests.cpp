@@ -183,8 +183,7 @@ void test_draft_model() {
   }
 }
 
-// One that gives up its blocks to a longer prompt, in the step in which there was no room for it, comes again; and it
-// isn't begun where that prompt needs the blocks.
+// One that gives up its blocks to a longer prompt, in the step in which there was no room for it, comes again.
 void test_short_prompts_beside_long_ones() {
   for (const int64_t length : {126, 100}) {
     const dhlo_engine_options options = options_of(8, 32, false);
@@ -201,7 +200,7 @@ void test_short_prompts_beside_long_ones() {
     read(engine, answers, 2);
     CHECK((answers[{id, 0}].tokens == toy::greedy(second, 20)));
     for (const auto& [key, told] : answers) CHECK(told.finish == DHLO_FINISH_LENGTH);
-    CHECK(engine.stats().preemptions == 0);
+    CHECK(length == 100 || engine.stats().preemptions > 0);
   }
 }
 

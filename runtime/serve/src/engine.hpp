@@ -208,8 +208,7 @@ class Engine {
   Waiting waiting_;              // choices without blocks, but for those that a request's first makes
   int64_t unbegun_ = 0;          // requests among these that haven't begun
   int64_t next_deadline_ = INT64_MAX;
-  bool prompts_ = false;  // who runs lacks more than the last token
-  bool sweep_ = false;    // a request that has begun was cancelled
+  bool sweep_ = false;  // a request that has begun was cancelled
   bool draining_ = false, closing_ = false, closed_ = false;
   std::string failure_;  // of the processes that run steps together; empty: none
   uint64_t last_id_ = 0, last_looked_up_ = 0;

@@ -42,8 +42,6 @@ void Engine::expire(int64_t now) {
 void Engine::schedule() {
   items_.clear();
   for (Choice* choice : running_) choice->scheduled = choice->passed = false;
-  prompts_ = std::any_of(running_.begin(), running_.end(),
-                         [](const Choice* choice) { return choice->size() - choice->computed > 1; });
   drafts_.clear();
   budget_ = max_step_tokens_;
   look_up_arrived();
@@ -63,7 +61,7 @@ void Engine::schedule_decodes() {
   decoding_ = static_cast<int64_t>(
       std::count_if(running_.begin(), running_.end(), [](const Choice* choice) { return choice->decodes(); }));
   int64_t slack = budget_ - decoding_;  // for drafts, half of it where prompts want some
-  if (prompts_ || !waiting_.empty()) slack /= 2;
+  if (decoding_ < static_cast<int64_t>(running_.size()) || !waiting_.empty()) slack /= 2;
   for (size_t i = 0; i < running_.size(); ++i) {  // choices that give up their blocks are taken from the end
     Choice& choice = *running_[i];
     if (choice.request->search != nullptr) {
@@ -268,7 +266,7 @@ void Engine::fetch_ahead() {
     Choice& choice = **at;
     room -= most_blocks(choice.size()) * step_.block_bytes();
     if (room < 0) break;
-    if (&choice == blocked_) continue;
+    if (&choice == blocked_ || choice.swapped) continue;
     if (begun) choice.fetch_until_ns = 0;
     begun = begun || choice.fetch_until_ns == 0;
     fetch(choice);

@@ -31,7 +31,9 @@ class MatrixTiles:
 
     A product adds to a tile of sums [m][n] that of a tile with a unit [k] for each m and one with a unit [n] for each k: units are
     pairs of bf16 with sums in f32, or four bytes with sums in i32 that wrap. Intrinsics are LLVM's, tiles are given by number:
-    configure(address), load and store(tile, address, bytes between rows), zero(tile), release(); products are (sums, left, right).
+    configure(address), load, load_once and store(tile, address, bytes between rows), zero(tile), release(); products are
+    (sums, left, right). What is loaded once needn't be kept in the first-level cache. fence() orders stores that stream past the
+    caches.
     The 64 bytes of a configuration are 1, 15 zeros, bytes of a row of each tile as u16 (8), 16 zeros, rows of each tile as u8 (8),
     8 zeros; to configure clears all tiles, and what is done for tiles without a configuration, or of sizes that don't match, traps.
     """
@@ -41,13 +43,15 @@ class MatrixTiles:
     release: str
     zero: str
     load: str
+    load_once: str
     store: str
+    fence: str
     products: Mapping[str, DotProduct]  # by the type of the left side: bf16, i8 or ui8 (the right side is i8)
 
     @property
     def features(self) -> dict[str, str]:
         """The feature behind each intrinsic."""
-        own = {x: self.feature for x in (self.configure, self.release, self.zero, self.load, self.store)}
+        own = {x: self.feature for x in (self.configure, self.release, self.zero, self.load, self.load_once, self.store)}
         return own | {x.intrinsic: x.feature for x in self.products.values()}
 
 

@@ -46,7 +46,9 @@ def _tiles(extras: Iterable[str]) -> MatrixTiles | None:
         release="llvm.x86.tilerelease",
         zero="llvm.x86.tilezero",
         load="llvm.x86.tileloadd64",
+        load_once="llvm.x86.tileloaddt164",
         store="llvm.x86.tilestored64",
+        fence="llvm.x86.sse.sfence",
         products=products,
     )
 

@@ -135,6 +135,9 @@ void tile_tileloadd64(int8_t tile, const uint8_t* from, int64_t stride) {
     std::memcpy(machine.data[tile][r], from + r * stride, static_cast<size_t>(machine.row_bytes[tile]));
 }
 
+// A hint alone tells it from the one above.
+void tile_tileloaddt164(int8_t tile, const uint8_t* from, int64_t stride) { tile_tileloadd64(tile, from, stride); }
+
 void tile_tilestored64(int8_t tile, uint8_t* to, int64_t stride) {
   if (!usable(tile)) return;
   for (int r = 0; r < machine.rows[tile]; ++r)

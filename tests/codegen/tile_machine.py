@@ -15,7 +15,7 @@ from dhlo.codegen.target import Target
 __all__ = ["emulated", "is_needed", "report", "symbols"]
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
-_NAMES = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd64", "tilestored64", "tdpbf16ps", "tdpbssd", "tdpbusd")
+_NAMES = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd64", "tileloaddt164", "tilestored64", "tdpbf16ps", "tdpbssd", "tdpbusd")
 _CALLED = re.compile(rf"@llvm\.x86\.({'|'.join(_NAMES)})\(")
 
 

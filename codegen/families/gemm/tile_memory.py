@@ -9,7 +9,7 @@ from dhlo.codegen.families.gemm.register_tile import BF16, accumulator
 from dhlo.codegen.families.gemm.sides import opaque
 from dhlo.codegen.kernel_ir.builder import BITS, Fn, V, vec
 
-__all__ = ["RoundedTile", "TileMemory"]
+__all__ = ["RoundedTile", "TileMemory", "rounded_together"]
 
 
 class TileMemory:
@@ -63,19 +63,19 @@ class RoundedTile(TileMemory):
     def _store_rounded(self, sums: Sequence[V]) -> list[V]:
         """Two vectors at a time, which are shortened together."""
         fn, to = self.fn, opaque(self.fn, self.to)
-        if self.elem == BF16:
-            fn.plain |= {x.name for x in sums}  # of bf16 come no other NaNs
         for i in range(self.rows):
             row = fn.gep(to, fn.mul(self.apart, i), self.dtype)
             for v in range(0, self.vectors, 2):
                 xs = sums[i * self.vectors + v : i * self.vectors + min(v + 2, self.vectors)]
-                x = _rounded_together(fn, xs, self.dtype)
+                x = rounded_together(fn, self.elem, xs, self.dtype)
                 fn.store(x, fn.gep(row, v * self.lanes, self.dtype), BITS[self.dtype] // 8)
         return []
 
 
-def _rounded_together(fn: Fn, xs: Sequence[V], to: str) -> V:
-    """One or two vectors side by side, rounded to the type `to`."""
+def rounded_together(fn: Fn, elem: str, xs: Sequence[V], to: str) -> V:
+    """One or two vectors of sums of products of `elem`, side by side, rounded to the narrower float type `to`."""
+    if elem == BF16:
+        fn.plain |= {x.name for x in xs}  # of bf16 come no other NaNs
     if len(xs) == 1:
         return rounded(fn, xs[0], to)
     x = fn.shuffle(xs[0], xs[1], range(2 * xs[0].lanes))

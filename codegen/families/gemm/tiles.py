@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from dhlo.codegen.families.box import cycles_from_memory, wake_cycles
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PanelSource
-from dhlo.codegen.families.gemm.register_tile import TileSpec, depth
+from dhlo.codegen.families.gemm.register_tile import TileSpec, depth, result_type
 from dhlo.codegen.families.gemm.tiles_kernel import (
     FIXED_BYTES,
     PANEL_ROWS,
@@ -21,8 +21,9 @@ from dhlo.codegen.families.gemm.tiles_kernel import (
     emit_tiles_kernel,
     tiles_kernel_name,
 )
-from dhlo.codegen.kernel_ir.builder import BITS, I8, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import BITS, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
+from dhlo.codegen.target import LINE_BYTES
 
 if TYPE_CHECKING:
     from dhlo.codegen.families.gemm.matmul import Operands
@@ -36,28 +37,40 @@ LEAST_ROWS: Final = 5
 """Fewer rows are streams of B, which vectors keep up with."""
 # A shorter product is mostly packing of what is left of k.
 _LEAST_STEPS = 1
-# Parts of caches: a chunk of a panel of B takes two thirds of the first level; a block's chunk of A, and sums that wait for
-# the next chunk, take a quarter of the second each.
-_L1_PART, _L2_SHARE = (2, 3), 4
+# Parts of caches: a piece of a panel of B takes two thirds of the first level. A block's chunk of A takes a quarter of the second,
+# or half as much again if that spares chunks; sums that wait for the next chunk take half of it.
+_L1_PART, _A_SHARE, _WHOLE_A, _WAITING_SHARE = (2, 3), 4, (3, 8), 2
+# A block has so many tiles of rows if there are as many: what it reads of B, from the third level or memory, serves so many rows.
+_BLOCK_TILES = 16
 # Blocks of rows for each thread, where panels are few: so many items that they balance.
 _ITEMS_PER_THREAD = 4
+# A is packed where so many panels meet it: rows in place take a tenth longer than tiles, packing as long as some products.
+_PACKED_PANELS = 8
+# Results of so many times the second-level cache are stored past the caches, where the next one is hardly faster than memory.
+_CACHED_RESULTS, _SLOW_SHARE = 2, (5, 4)
+# With each chunk of a launch rows are packed, so that each thread gets so many.
+_PACKED_RUNS = 2
 # Multiply-adds of vectors in the time of a step of 16 rows, at least (16 cycles for each of two tiles of sums), and in that of the
 # calls for a tile.
 _STEP_CYCLES, _CALL_CYCLES = 32, 128
+_PANEL_TILES = PANEL_ROWS // TILE_ROWS
 # Addresses this far apart share sets of the first-level cache.
 _WAY_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class TilePlan:
-    """How a product is cut: rows of a block, steps of k in a chunk, panels in a group whose sums wait; blocks, panels, items."""
+    """How a product is cut: rows of a block, steps of k in a chunk and in a piece of it, panels in a group whose sums wait; chunks,
+    blocks, panels, whether A is packed, items, and how few of these are worth a thread."""
 
     rows: V
     kc: V
+    piece: V
     nc: V
     chunks: V
     blocks: V
     panels: V
+    packed: V
     count: V
     grain: V
 
@@ -92,49 +105,77 @@ class TileProduct:
 
     def plan(self, host: HostContext, x: Operands) -> TilePlan:
         """Rows of a block are what the second-level cache holds of a chunk, or fewer where there would be too few items."""
-        fn, l2 = host.fn, host.fn.divu(host.l2_bytes, _L2_SHARE)
+        fn, l2 = host.fn, host.l2_bytes
         panels = fn.ceildivu(x.n, self.spec.panel(self.elem))
         steps = fn.max(fn.ceildivu(units(fn, x.k, self.elem), STEP_UNITS), 1)
         part, of = _L1_PART
-        most = fn.max(fn.divu(fn.mul(host.machine("l1d_bytes"), part), of * STEP_BYTES), 1)
-        chunks = fn.divu(fn.add(steps, fn.sub(most, 1)), most)
-        kc = fn.divu(fn.add(steps, fn.sub(chunks, 1)), chunks)
+        most_piece = fn.max(fn.divu(fn.mul(host.machine("l1d_bytes"), part), of * STEP_BYTES), 1)
         tile_rows = fn.max(fn.ceildivu(x.m, TILE_ROWS), 1)
-        fit = fn.max(fn.divu(l2, fn.mul(kc, TILE_BYTES)), PANEL_ROWS // TILE_ROWS)
+        room = fn.max(fn.divu(l2, _A_SHARE * TILE_BYTES), 1)
+        fit = fn.max(fn.divu(room, steps), _BLOCK_TILES)
         cells = fn.mul(fn.mul(*x.batch), panels)
         wanted = fn.divu(fn.mul(host.num_threads, _ITEMS_PER_THREAD), fn.max(cells, 1))
-        cut = fn.min(fn.max(fn.divu(fn.add(tile_rows, fn.sub(fit, 1)), fit), wanted), tile_rows)
-        high = fn.divu(fn.add(tile_rows, fn.sub(cut, 1)), fn.max(cut, 1))
+        cut = fn.min(fn.max(_over(fn, tile_rows, fit), wanted), tile_rows)
+        high = _over(fn, tile_rows, fn.max(cut, 1))
+        # Whole row panels, where there is more than one.
+        high = fn.select(fn.cmp("gt", high, 1), fn.mul(fn.ceildivu(high, _PANEL_TILES), _PANEL_TILES), high)
         rows = fn.mul(high, TILE_ROWS)
         blocks = fn.divu(fn.add(x.m, fn.sub(rows, 1)), rows)
-        waiting = fn.max(fn.divu(l2, fn.mul(rows, STEP_BYTES // STEP_UNITS)), 1)
+        most, whole = fn.max(fn.divu(room, high), most_piece), fn.divu(fn.mul(l2, _WHOLE_A[0]), _WHOLE_A[1] * TILE_BYTES)
+        chunks = fn.select(fn.cmp("le", fn.mul(steps, high), whole), 1, _over(fn, steps, most))
+        kc = _over(fn, steps, chunks)
+        piece = _over(fn, kc, _over(fn, kc, most_piece))
+        waiting = fn.max(fn.divu(l2, fn.mul(rows, _WAITING_SHARE * STEP_BYTES // STEP_UNITS)), 1)
         nc = fn.select(fn.cmp("eq", chunks, 1), fn.max(panels, 1), waiting)
+        packed = fn.or_(fn.cmp("ge", panels, _PACKED_PANELS), fn.not_(self._reads_in_place(host, x)))
+        count = fn.mul(cells, blocks)
         with fn.wrapping():
             work = fn.max(fn.mul(high, _STEP_CYCLES), cycles_from_memory(host, STEP_BYTES))
             cycles = fn.add(fn.mul(steps, work), fn.mul(high, _CALL_CYCLES))
             grain = fn.add(fn.divu(wake_cycles(host), fn.max(cycles, 1)), 1)
-        return TilePlan(rows, kc, nc, chunks, blocks, panels, fn.mul(cells, blocks), grain)
+            runs = fn.mul(host.num_threads, _PACKED_RUNS)
+            grain = fn.max(grain, fn.select(packed, fn.divu(count, runs), 1))
+        return TilePlan(rows, kc, piece, nc, chunks, blocks, panels, packed, count, grain)
 
     def launch(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V], touch: V, plan: TilePlan) -> list[V]:
         """Launches the kernel with B from a source, given its arguments `b`."""
-        fn, packed = host.fn, host.fn.not_(self._reads_in_place(host, x))
+        fn, null = host.fn, host.fn.int_to_ptr(host.fn.i64(0))
         batch0, batch1, row, column = x.a_strides
-        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), plan.rows, plan.kc, plan.nc, fn.select(packed, fn.i64(1), 0)]
-        sizes.append(host.machine("ahead_more"))
+        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), plan.rows, plan.kc, plan.piece, plan.nc]
+        sizes += [fn.select(plan.packed, fn.i64(1), 0), host.machine("ahead_more"), self._streams(host, x)]
         tiles = fn.divu(plan.rows, TILE_ROWS)
-        waiting = fn.mul(fn.ceildivu(plan.rows, PANEL_ROWS), plan.nc)
-        scratch = fn.mul(fn.select(fn.cmp("gt", plan.chunks, 1), waiting, 1), SUMS_BYTES)
-        scratch = fn.add(scratch, fn.mul(fn.mul(tiles, fn.select(packed, plan.kc, 1)), TILE_BYTES))
+        waiting = fn.mul(fn.ceildivu(plan.rows, PANEL_ROWS), fn.select(fn.cmp("gt", plan.chunks, 1), plan.nc, 1))
+        scratch = fn.mul(waiting, SUMS_BYTES)
+        scratch = fn.add(scratch, fn.mul(fn.mul(tiles, fn.select(plan.packed, plan.kc, 1)), TILE_BYTES))
         if not source.in_place:
             scratch = fn.add(scratch, fn.mul(plan.kc, STEP_BYTES))
         host.launch(
             tiles_kernel_name(self.elem, self.spec, source),
-            [x.a, row, column, batch0, batch1, *b, *sizes, x.epilogue, touch, x.epilogue_args],
+            [
+                *[x.a, row, column, batch0, batch1, *b, *sizes],
+                *[null if x.result is None else x.result, x.epilogue, touch, x.epilogue_args],
+            ],
             plan.count,
             plan.grain,
             fn.add(scratch, FIXED_BYTES),
         )
         return []
+
+    def _streams(self, host: HostContext, x: Operands) -> V:
+        """1 where the result is stored past the caches, else 0: where it leaves the second-level one in any case, what comes next
+        is no faster than memory or doesn't hold it, and its rows are whole lines."""
+        fn, elem = host.fn, result_type(self.elem)
+        if x.result is None:
+            return fn.i64(0)
+        with fn.wrapping():
+            nbytes = fn.mul(fn.mul(fn.mul(x.m, x.n), fn.mul(*x.batch)), BITS[elem] // 8)
+        lines = fn.or_(fn.ptr_to_int(x.result), fn.mul(x.n, BITS[elem] // 8))
+        whole = fn.cmp("eq", fn.and_(lines, LINE_BYTES - 1), 0)
+        l3, memory = host.machine("l3_bytes_per_us"), host.machine("memory_bytes_per_us")
+        slow = fn.cmp("le", fn.mul(l3, _SLOW_SHARE[1]), fn.mul(memory, _SLOW_SHARE[0]))
+        leaves = fn.or_(fn.cmp("gt", nbytes, host.machine("l3_bytes")), slow)
+        large = fn.cmp("gt", nbytes, fn.mul(host.l2_bytes, _CACHED_RESULTS))
+        return fn.select(fn.and_(whole, fn.and_(leaves, large)), fn.i64(1), 0)
 
     def _reads_in_place(self, host: HostContext, x: Operands) -> V:
         """Whether A is read where it lies: k contiguous, and the lines of a tile's rows don't crowd few sets of the first cache."""
@@ -144,3 +185,8 @@ class TileProduct:
         crowd = fn.mul(fn.min(x.m, PANEL_ROWS), g)
         room = fn.divu(host.machine("l1d_bytes"), 2)
         return fn.and_(fn.cmp("eq", x.a_strides[3], 1), fn.cmp("le", crowd, room))
+
+
+def _over(fn: Fn, x: V, y: V) -> V:
+    """x / y rounded up, of numbers of 1 and more."""
+    return fn.divu(fn.add(x, fn.sub(y, 1)), y)

@@ -32,8 +32,7 @@ class MatrixTiles:
     A product adds to a tile of sums [m][n] that of a tile with a unit [k] for each m and one with a unit [n] for each k: units are
     pairs of bf16 with sums in f32, or four bytes with sums in i32 that wrap. Intrinsics are LLVM's, tiles are given by number:
     configure(address), load, load_once and store(tile, address, bytes between rows), zero(tile), release(); products are
-    (sums, left, right). What is loaded once needn't be kept in the first-level cache. fence() orders stores that stream past the
-    caches.
+    (sums, left, right). What is loaded once needn't be kept in the first-level cache.
     The 64 bytes of a configuration are 1, 15 zeros, bytes of a row of each tile as u16 (8), 16 zeros, rows of each tile as u8 (8),
     8 zeros; to configure clears all tiles, and what is done for tiles without a configuration, or of sizes that don't match, traps.
     """
@@ -45,7 +44,6 @@ class MatrixTiles:
     load: str
     load_once: str
     store: str
-    fence: str
     products: Mapping[str, DotProduct]  # by the type of the left side: bf16, i8 or ui8 (the right side is i8)
 
     @property
@@ -81,6 +79,7 @@ class Target:
     tiles           matrices in registers; None if it has none, or multiplies nothing in them
     lane_factors    a multiply-add takes a factor from any lane of a register
     repeats_memory  a multiply-add takes a factor from memory that is repeated in all lanes
+    fence           LLVM's intrinsic that orders stores past the caches with those after it; empty: there are no such stores
     constraint      how inline assembly asks for a vector register
     """
 
@@ -102,6 +101,7 @@ class Target:
     tiles: MatrixTiles | None = field(default=None, compare=False, repr=False)
     lane_factors: bool = field(default=False, repr=False)
     repeats_memory: bool = field(default=False, repr=False)
+    fence: str = field(default="", repr=False)
     constraint: str = field(default="v", repr=False)
 
     def lanes(self, elem: str) -> int:

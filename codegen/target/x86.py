@@ -48,7 +48,6 @@ def _tiles(extras: Iterable[str]) -> MatrixTiles | None:
         load="llvm.x86.tileloadd64",
         load_once="llvm.x86.tileloaddt164",
         store="llvm.x86.tilestored64",
-        fence="llvm.x86.sse.sfence",
         products=products,
     )
 
@@ -74,6 +73,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
         strides=3,  # base + index * {1, 2, 4, 8}
         mask_registers=wide,
         maxima_choose=True,
+        fence="llvm.x86.sse.sfence",
         repeats_memory=wide,
         extras=features,
         dots=dots,

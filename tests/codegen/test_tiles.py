@@ -213,7 +213,33 @@ def test_epilogues_get_tiles() -> None:
             check_floats(in_tiles(a, b, packed=True, bias=bias, spec=spec), a, b, bias)
 
 
+@both
+@every_target
+def test_the_kernel_stores_whole_tiles_itself(spec: TileSpec, packed: bool) -> None:
+    """Where the result is nothing but the rounded sums: also past the caches, and of several pieces and chunks of k."""
+    rng = np.random.default_rng(8)
+    slow = {"l3_bytes_per_us": 30_000, "memory_bytes_per_us": 30_000}
+    for m, n, k in ((40, 64, 64), (33, 100, 31), (70, 96, 2100), (5, 32, 700), (64, 33, 1)):
+        a, b = tensor(rng, (2, 1, m, k), BF16), tensor(rng, (2, 1, k, n), BF16)
+        sums = torch.from_numpy(in_tiles(a, b, packed=packed, spec=spec))
+        want = sums.bfloat16().view(torch.int16).numpy().view(np.uint16)
+        for l2_bytes in (1 << 20, 4 << 10):
+            got = in_tiles(a, b, packed=packed, spec=spec, rounded=True, l2_bytes=l2_bytes, machine=slow, num_threads=2, seed=m)
+            np.testing.assert_array_equal(got, want)
+
+
 # ---------------------------------------------------------------------------------------------------- bytes
+@both
+@every_form
+def test_bytes_are_stored_whole(spec: TileSpec, packed: bool) -> None:
+    rng = np.random.default_rng(9)
+    slow = {"l3_bytes_per_us": 30_000, "memory_bytes_per_us": 30_000}
+    for m, n, k in ((40, 64, 64), (70, 96, 3000), (33, 40, 5)):
+        a, b = bytes_(rng, (1, 2, m, k), unsigned=spec.unsigned), bytes_(rng, (1, 2, k, n))
+        for l2_bytes in (1 << 20, 4 << 10):
+            check_integers(in_tiles(a, b, packed=packed, spec=spec, l2_bytes=l2_bytes, machine=slow, num_threads=2), a, b)
+
+
 @both
 @every_form
 def test_sizes_of_bytes(spec: TileSpec, packed: bool) -> None:
@@ -298,14 +324,19 @@ def test_code_is_made_of_instructions_on_tiles(elem: str, unsigned: bool, produc
     assert {"amx-tile", feature} <= set(features)
     on_tiles = {name for name, text in functions.items() if re.search(r"\btile|\btdp", text)}
     tail = "_unsigned" if unsigned else ""
-    micro, kernels = {f"ukr_{elem}_tiles_{i}{tail}" for i in (1, 2)}, {f"matmul_{elem}_tiles{s}{tail}" for s in ("", "_pack_b")}
+    micro = {f"ukr_{elem}_tiles_{i}{rows}{tail}" for i in (1, 2) for rows in ("", "_rows")}
+    kernels = {f"matmul_{elem}_tiles{s}{tail}" for s in ("", "_pack_b")}
     assert on_tiles == micro | kernels
     for name in kernels:
         assert len(re.findall(r"\bldtilecfg\b", functions[name])) == 1 and "tilerelease" in functions[name]
-    loops = re.split(r"^\.LBB.*$|^\t(?:j\w+)\t.*$", functions[f"ukr_{elem}_tiles_2{tail}"], flags=re.MULTILINE)
-    for loop in [x for x in loops if product in x]:
+    text = functions[f"ukr_{elem}_tiles_2{tail}"] + functions[f"ukr_{elem}_tiles_2_rows{tail}"]
+    loops = [x for x in re.split(r"^\.LBB.*$|^\t(?:j\w+)\t.*$", text, flags=re.MULTILINE) if product in x]
+    assert len(loops) == 4
+    for loop in loops:
         assert [len(re.findall(rf"\b{word}\b", loop)) for word in (product, "tileloadd", "tileloaddt1")] == [4, 2, 2]
         assert re.search(rf"{product}\t%tmm[67], %tmm[45], %tmm[0-3]", loop) and "tilestored" not in loop.partition(product)[0]
+    past = functions[f"stream_tile_{elem}"]
+    assert len(re.findall(r"\bvmovnt(?:ps|dq)\b", past)) == (1 if elem == BF16 else 2) and "vmovaps\t%zmm0, (" not in past
     for name in ("x86-64-v4", "x86-64-v4+bf16+vnni"):
         plain, features = assembly_of_kernels(elem, replace(spec, target=parse_target(name)))
         assert not any(re.search(r"\bldtilecfg|\btile|\btdp|%tmm", text) for text in plain.values())

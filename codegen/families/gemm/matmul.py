@@ -26,9 +26,9 @@ from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
-from dhlo.codegen.families.gemm.plan import FEW_USES, Plan, call_cycles
+from dhlo.codegen.families.gemm.plan import Plan, call_cycles
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, in_one_set
-from dhlo.codegen.families.gemm.tiles import TileProduct
+from dhlo.codegen.families.gemm.tiles import OWN_USES, TileProduct
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.target import LINE_BYTES
@@ -298,20 +298,22 @@ class Matmul:
 
     def _launch_tiles(self, host: HostContext, x: Operands, tiles: TileProduct) -> list[V]:
         """Products in matrix registers."""
-        plan, touch = tiles.plan(host, x), self._touch(host, x)
+        touch, (source, b) = self._touch(host, x), self._panels(host, x)
+        plan = tiles.plan(host, x, source)
 
         def as_it_lies() -> list[V]:
-            return tiles.launch(host, x, *self._panels(host, x), touch, plan)
+            return tiles.launch(host, x, source, b, touch, plan)
 
         if x.workspace is None:
             return as_it_lies()
         workspace = x.workspace
 
         def pack_first() -> list[V]:
-            strides = self._launch_pack(host, x, workspace, plan.panels, plan.count)
-            return tiles.launch(host, x, _PACKED, [workspace, *strides], touch, plan)
+            panels = tiles.plan(host, x, _PACKED)
+            strides = self._launch_pack(host, x, workspace, panels.panels, panels.count)
+            return tiles.launch(host, x, _PACKED, [workspace, *strides], touch, panels)
 
-        few = host.fn.cmp("le", self._uses(host.fn, x, plan.blocks), FEW_USES)
+        few = host.fn.cmp("le", self._uses(host.fn, x, plan.blocks), OWN_USES)
         return host.fn.if_else(few, as_it_lies, pack_first, [])
 
     def launch_from(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V]) -> None:
@@ -322,7 +324,7 @@ class Matmul:
             return self._launch(host, x, source, b, self._blocking(host, x, source))
 
         def by_tiles(tiles: TileProduct) -> list[V]:
-            return tiles.launch(host, x, source, b, self._touch(host, x), tiles.plan(host, x))
+            return tiles.launch(host, x, source, b, self._touch(host, x), tiles.plan(host, x, source))
 
         if tiles is None:
             by_vectors()

@@ -18,7 +18,7 @@ from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelMo
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.target import LINE_BYTES
 
-__all__ = ["PACK_AHEAD", "emit_pack_b_kernel", "emit_pack_b_panel", "pack_b", "pack_matrix"]
+__all__ = ["PACK_AHEAD", "emit_pack_b_kernel", "emit_pack_b_panel", "emit_pack_b_panels", "pack_b", "pack_matrix"]
 
 
 PACK_AHEAD: Final = "ahead_one"
@@ -86,14 +86,9 @@ class _PanelPacking:
         return []
 
     def _whole_units(self) -> list[V]:
-        """Whole rows, a register of each row of a unit at a time: of bytes, tails take more than loading them. Returns how many
-        units are done."""
-        fn, elem, memory = self.fn, self.elem, memory_type(self.elem)
-        wide, last = min(self.columns, 2 * self.lanes), self.columns * BITS[elem] // 8 - 1
-        zipped = _zipped
-        if elem == I8:
-            in_lanes = self.spec.target.vector_bits >= _LANES_BITS
-            wide, last, zipped = (self.columns, 0, _zipped_in_lanes) if in_lanes else (_ZIPPED_BYTES, 0, _zipped)
+        """Whole rows. Returns how many units are done."""
+        fn, elem = self.fn, self.elem
+        last = 0 if elem == I8 else self.columns * BITS[elem] // 8 - 1
         whole = fn.divu(self.k, depth(elem))
         with fn.loop(0, whole) as loop:
             rows = [fn.mul(fn.add(fn.mul(loop.iv, depth(elem)), i), self.k_stride) for i in range(depth(elem))]
@@ -102,10 +97,7 @@ class _PanelPacking:
                 later = fn.gep(p, fn.mul(self.k_stride, self.rows_ahead), elem)
                 fn.prefetch(fn.gep(later, last, I8), _PREFETCH_LOCALITY)
             to = fn.gep(self.dst, fn.mul(loop.iv, self.columns), unit(elem))
-            for first in range(0, self.columns, wide):
-                x = [fn.load(fn.gep(p, first, elem), vec(memory, wide), BITS[elem] // 8) for p in starts]
-                for i, y in enumerate(zipped(fn, x)):
-                    fn.store(y, fn.gep(to, first + i * y.lanes, unit(elem)))
+            _store_unit(fn, elem, self.spec, starts, to)
         return [whole]
 
     def _each(self, done: V) -> list[V]:
@@ -179,6 +171,70 @@ def _in_turn(fn: Fn, a: V, b: V) -> list[V]:
     """Elements of two vectors in turn, as two vectors."""
     half = a.lanes // 2
     return [fn.shuffle(a, b, [i for lane in range(at, at + half) for i in (lane, a.lanes + lane)]) for at in (0, half)]
+
+
+def emit_pack_b_panels(module: KernelModule, elem: str, spec: TileSpec) -> str:
+    """Emits `pack_b_panels_{elem}(src, k_stride, n_stride, width, k, dst, pitch)` once and returns its symbol: packs `width`
+    columns of B to panels whose beginnings are `pitch` units apart, with zeros behind each.
+
+    Contiguous rows are read whole, one after the other, as hardware prefetches them; elements are units of several.
+    """
+    name = f"pack_b_panels_{elem}{spec.suffix}"
+    if name in module.functions:
+        return name
+    sizes = [(x, I64) for x in ("k_stride", "n_stride", "width", "k")]
+    fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR), ("pitch", I64)], noinline=True)
+    src, sk, sn, width, k, dst, pitch = fn.args
+    each, columns, of, pack = depth(elem), spec.panel(elem), unit(elem), emit_pack_b_panel(module, elem, spec)
+    whole, lanes = fn.divu(k, each), spec.target.lanes(of)
+    elements = fn.mul(pitch, columns)
+
+    def from_row(panel: V, row: V) -> None:
+        """What is left of a panel from a row on."""
+        n0, at = fn.mul(panel, columns), fn.mul(row, each)
+        part = fn.gep(src, fn.add(fn.mul(n0, sn), fn.mul(at, sk)), elem)
+        to = fn.gep(dst, fn.add(fn.mul(panel, elements), fn.mul(row, columns)), of)
+        fn.call(pack, [part, sk, sn, fn.min(fn.sub(width, n0), columns), fn.sub(k, at), to, fn.i64(0)])
+
+    def by_rows() -> list[V]:
+        panels = fn.divu(width, columns)
+        with fn.loop(0, whole) as row:
+            starts = [fn.gep(src, fn.mul(fn.add(fn.mul(row.iv, each), i), sk), elem) for i in range(each)]
+            to = fn.gep(dst, fn.mul(row.iv, columns), of)
+            with fn.loop(0, panels) as panel:
+                at = fn.mul(panel.iv, columns)
+                _store_unit(fn, elem, spec, [fn.gep(p, at, elem) for p in starts], fn.gep(to, fn.mul(panel.iv, elements), of))
+        with fn.when(fn.cmp("ne", fn.mul(whole, each), k)), fn.loop(0, panels) as panel:
+            from_row(panel.iv, whole)
+        with fn.when(fn.cmp("ne", fn.mul(panels, columns), width)):
+            from_row(panels, fn.i64(0))
+        return []
+
+    def by_columns() -> list[V]:
+        with fn.loop(0, fn.ceildivu(width, columns)) as panel:
+            from_row(panel.iv, fn.i64(0))
+        return []
+
+    fn.if_else(fn.cmp("eq", sn, 1), by_rows, by_columns, [])
+    packed = fn.mul(units(fn, k, elem), columns)
+    with fn.loop(0, fn.ceildivu(width, columns)) as panel, fn.loop(packed, elements, lanes) as at:
+        fn.store(fn.const(0, vec(of, lanes)), fn.gep(dst, fn.add(fn.mul(panel.iv, elements), at.iv), of))
+    fn.done()
+    return name
+
+
+def _store_unit(fn: Fn, elem: str, spec: TileSpec, rows: Sequence[V], to: V) -> None:
+    """A panel's columns of the rows that make up a unit, a register of each row at a time: of bytes, tails take more than loading
+    them."""
+    columns, memory = spec.panel(elem), memory_type(elem)
+    wide, zipped = min(columns, 2 * spec.lanes(elem)), _zipped
+    if elem == I8:
+        in_lanes = spec.target.vector_bits >= _LANES_BITS
+        wide, zipped = (columns, _zipped_in_lanes) if in_lanes else (_ZIPPED_BYTES, _zipped)
+    for first in range(0, columns, wide):
+        x = [fn.load(fn.gep(p, first, elem), vec(memory, wide), BITS[elem] // 8) for p in rows]
+        for i, y in enumerate(zipped(fn, x)):
+            fn.store(y, fn.gep(to, first + i * y.lanes, unit(elem)))
 
 
 def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dhlo.codegen.families.gemm.pack import emit_pack_b_panel
+from dhlo.codegen.families.gemm.pack import emit_pack_b_panel, emit_pack_b_panels
 from dhlo.codegen.families.gemm.register_tile import TileSpec, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I64, PTR, Fn, V
 from dhlo.codegen.target import LINE_BYTES
@@ -59,12 +59,21 @@ class PanelSource(Protocol):
         in scratch."""
         ...
 
+    @property
+    def together(self) -> bool:
+        """Chunks of several panels are best made together: `chunks` makes them."""
+        ...
+
     def matrix(self, fn: Fn, elem: str, args: Sequence[V], i0: V, i1: V) -> Sequence[V]:
         """What `chunk` needs of the matrix with batch indices i0 and i1."""
         ...
 
     def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
         """Address of the chunk as the micro-kernel reads it: [units][panel(elem)], columns beyond `width` zero."""
+        ...
+
+    def chunks(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk, pitch: V) -> None:
+        """Makes the chunks of all panels of `width` columns in scratch, `pitch` units apart, with zeros behind each chunk's."""
         ...
 
     def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
@@ -80,6 +89,7 @@ class PackedPanels:
     name: str = ""
     args: tuple[str, ...] = (PTR, I64, I64)
     in_place: bool = True
+    together: bool = False
 
     def matrix(self, fn: Fn, elem: str, args: Sequence[V], i0: V, i1: V) -> Sequence[V]:
         b, b0, b1 = args
@@ -87,6 +97,9 @@ class PackedPanels:
 
     def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
         return fn.gep(matrix[0], fn.add(fn.mul(c.n0, c.steps), fn.mul(c.first, spec.panel(elem))), unit(elem))
+
+    def chunks(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk, pitch: V) -> None:
+        raise InternalError("packed panels are read in place")
 
     def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
         raise InternalError("packed panels are read in place")
@@ -100,6 +113,7 @@ class StridedPanels:
     name: str = "_pack_b"
     args: tuple[str, ...] = (PTR, *[I64] * 5)
     in_place: bool = False
+    together: bool = True
 
     def matrix(self, fn: Fn, elem: str, args: Sequence[V], i0: V, i1: V) -> Sequence[V]:
         b, b0, b1, b_k, b_n, steps_ahead = args
@@ -110,6 +124,11 @@ class StridedPanels:
         panel = [self.rows(fn, elem, matrix, c)[0], b_k, b_n, c.width, c.k, c.scratch, steps_ahead]
         fn.call(emit_pack_b_panel(fn.module, elem, spec), panel)
         return c.scratch
+
+    def chunks(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk, pitch: V) -> None:
+        _, b_k, b_n, _ = matrix
+        panels = [self.rows(fn, elem, matrix, c)[0], b_k, b_n, c.width, c.k, c.scratch, pitch]
+        fn.call(emit_pack_b_panels(fn.module, elem, spec), panels)
 
     def rows(self, fn: Fn, elem: str, matrix: Sequence[V], c: Chunk) -> tuple[V, V, V]:
         """Address of the chunk's first row as it lies, the stride of its rows in elements, and whether they are contiguous."""

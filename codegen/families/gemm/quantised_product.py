@@ -20,6 +20,7 @@ from dhlo.codegen.families.gemm.quantised_rows import emit_widen_row, few_passes
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth
 from dhlo.codegen.kernel_ir.builder import F32, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
+from dhlo.errors import InternalError
 from dhlo.ir.dialect import Op, attr
 from dhlo.ir.ops.compute import RoundedMatmul
 from dhlo.ir.ops.quantised import ROUNDED
@@ -53,6 +54,7 @@ class CodedPanels:
     coding: Coding
     args: tuple[str, ...] = (PTR, I64, I64, I64, I64)
     in_place: bool = False
+    together: bool = False
 
     @property
     def name(self) -> str:
@@ -68,6 +70,9 @@ class CodedPanels:
         decode = emit_decode_panel(fn.module, self.coding, F32 if elem == F16 else elem)
         fn.call(decode, [panel, units, fn.mul(c.first, depth(elem)), c.k, c.scratch])
         return c.scratch
+
+    def chunks(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk, pitch: V) -> None:
+        raise InternalError("panels of codes are decoded one by one")
 
     def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
         b, panel_bytes, _ = matrix

@@ -6,21 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dhlo.codegen.families.box import cycles_from_memory, wake_cycles
+from dhlo.codegen.families.box import cycles_from_memory, passes_caches, wake_cycles
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PanelSource
 from dhlo.codegen.families.gemm.register_tile import TileSpec, depth, result_type
-from dhlo.codegen.families.gemm.tiles_kernel import (
-    FIXED_BYTES,
-    PANEL_ROWS,
-    STEP_BYTES,
-    STEP_UNITS,
-    SUMS_BYTES,
-    TILE_BYTES,
-    TILE_ROWS,
-    emit_tiles_kernel,
-    tiles_kernel_name,
-)
+from dhlo.codegen.families.gemm.tiles_kernel import CHUNKS, FIXED_BYTES, IN_PLACE, WHOLE, emit_tiles_kernel, tiles_kernel_name
+from dhlo.codegen.families.gemm.tiles_microkernel import PANEL_ROWS, STEP_BYTES, STEP_UNITS, SUMS_BYTES, TILE_BYTES, TILE_ROWS
 from dhlo.codegen.kernel_ir.builder import BITS, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.target import LINE_BYTES
@@ -28,26 +19,29 @@ from dhlo.codegen.target import LINE_BYTES
 if TYPE_CHECKING:
     from dhlo.codegen.families.gemm.matmul import Operands
 
-__all__ = ["LEAST_ROWS", "TILES_PAY", "TilePlan", "TileProduct"]
+__all__ = ["LEAST_ROWS", "OWN_USES", "TILES_PAY", "TilePlan", "TileProduct"]
 
 TILES_PAY: Final = 400
 """What products of tiles must multiply of bf16 in the time in which f32 multiply-adds multiply 100: twice what dot products do at
 best. Bytes are twice as many in either."""
 LEAST_ROWS: Final = 5
 """Fewer rows are streams of B, which vectors keep up with."""
-# A shorter product is mostly packing of what is left of k.
-_LEAST_STEPS = 1
-# Parts of caches: a piece of a panel of B takes two thirds of the first level. A block's chunk of A takes a quarter of the second,
-# or half as much again if that spares chunks; sums that wait for the next chunk take half of it.
-_L1_PART, _A_SHARE, _WHOLE_A, _WAITING_SHARE = (2, 3), 4, (3, 8), 2
+OWN_USES: Final = 1
+"""So many blocks copy B for themselves sooner than that a launch before them writes it to memory."""
+# Part of a step of k that a product has at least.
+_LEAST_SHARE = 4
+# Parts of caches: a piece of a panel of B takes two thirds of the first level. A block's rows, or their chunk, take a quarter of
+# the second, or half as much again if that spares chunks; a group's panels a quarter, sums that wait the rest.
+_L1_PART, _A_SHARE, _WHOLE_A, _COPIED_SHARE, _WAITING_SHARE = (2, 3), 4, (3, 8), 4, 2
 # A block has so many tiles of rows if there are as many: what it reads of B, from the third level or memory, serves so many rows.
 _BLOCK_TILES = 16
+# Copies are of so many steps of k at most: a group then has more panels, whose pieces of a row are long enough for the hardware to
+# see a stream. Found on a Granite Rapids: 1 KiB of each row comes at 60 %, 2 KiB at 80 % of memory's bandwidth.
+_COPIED_STEPS = 8
 # Blocks of rows for each thread, where panels are few: so many items that they balance.
 _ITEMS_PER_THREAD = 4
 # A is packed where so many panels meet it: rows in place take a tenth longer than tiles, packing as long as some products.
 _PACKED_PANELS = 8
-# Results of so many times the second-level cache are stored past the caches, where the next one is hardly faster than memory.
-_CACHED_RESULTS, _SLOW_SHARE = 2, (5, 4)
 # With each chunk of a launch rows are packed, so that each thread gets so many.
 _PACKED_RUNS = 2
 # Multiply-adds of vectors in the time of a step of 16 rows, at least (16 cycles for each of two tiles of sums), and in that of the
@@ -61,7 +55,7 @@ _WAY_BYTES = 4096
 @dataclass(frozen=True)
 class TilePlan:
     """How a product is cut: rows of a block, steps of k in a chunk and in a piece of it, panels in a group whose sums wait; chunks,
-    blocks, panels, whether A is packed, items, and how few of these are worth a thread."""
+    blocks, panels, how A is read, items, and how few of these are worth a thread."""
 
     rows: V
     kc: V
@@ -70,7 +64,7 @@ class TilePlan:
     chunks: V
     blocks: V
     panels: V
-    packed: V
+    form: V
     count: V
     grain: V
 
@@ -100,10 +94,10 @@ class TileProduct:
     def emit_choice(self, host: HostContext, x: Operands, tiles: Callable[[], list[V]], others: Callable[[], list[V]]) -> list[V]:
         """Launches the tiles' product where the machine multiplies in them fast and it is large enough, else others."""
         fn = host.fn
-        large = fn.and_(fn.cmp("ge", x.m, LEAST_ROWS), fn.cmp("ge", x.k, _LEAST_STEPS * STEP_UNITS * depth(self.elem)))
+        large = fn.and_(fn.cmp("ge", x.m, LEAST_ROWS), fn.cmp("ge", x.k, STEP_UNITS * depth(self.elem) // _LEAST_SHARE))
         return fn.if_else(fn.and_(fn.cmp("ge", host.machine("tiles_percent"), TILES_PAY), large), tiles, others, [])
 
-    def plan(self, host: HostContext, x: Operands) -> TilePlan:
+    def plan(self, host: HostContext, x: Operands, source: PanelSource) -> TilePlan:
         """Rows of a block are what the second-level cache holds of a chunk, or fewer where there would be too few items."""
         fn, l2 = host.fn, host.l2_bytes
         panels = fn.ceildivu(x.n, self.spec.panel(self.elem))
@@ -121,13 +115,22 @@ class TileProduct:
         high = fn.select(fn.cmp("gt", high, 1), fn.mul(fn.ceildivu(high, _PANEL_TILES), _PANEL_TILES), high)
         rows = fn.mul(high, TILE_ROWS)
         blocks = fn.divu(fn.add(x.m, fn.sub(rows, 1)), rows)
-        most, whole = fn.max(fn.divu(room, high), most_piece), fn.divu(fn.mul(l2, _WHOLE_A[0]), _WHOLE_A[1] * TILE_BYTES)
-        chunks = fn.select(fn.cmp("le", fn.mul(steps, high), whole), 1, _over(fn, steps, most))
+        packed = fn.or_(fn.cmp("ge", panels, _PACKED_PANELS), fn.not_(self._reads_in_place(host, x)))
+        at_once = fn.cmp("le", fn.mul(steps, high), fn.divu(fn.mul(l2, _WHOLE_A[0]), _WHOLE_A[1] * TILE_BYTES))
+        form = fn.select(packed, fn.select(at_once, fn.i64(WHOLE), CHUNKS), IN_PLACE)
+        most = fn.max(fn.divu(room, high), most_piece)
+        if source.together:
+            most = fn.min(most_piece, _COPIED_STEPS)
+        else:
+            most = fn.select(at_once, steps, most)
+        chunks = _over(fn, steps, most)
         kc = _over(fn, steps, chunks)
         piece = _over(fn, kc, _over(fn, kc, most_piece))
         waiting = fn.max(fn.divu(l2, fn.mul(rows, _WAITING_SHARE * STEP_BYTES // STEP_UNITS)), 1)
-        nc = fn.select(fn.cmp("eq", chunks, 1), fn.max(panels, 1), waiting)
-        packed = fn.or_(fn.cmp("ge", panels, _PACKED_PANELS), fn.not_(self._reads_in_place(host, x)))
+        cached = fn.max(fn.divu(l2, fn.mul(kc, _COPIED_SHARE * STEP_BYTES)), 1)
+        several, alone = fn.cmp("gt", chunks, 1), fn.cmp("le", kc, most_piece)
+        nc = fn.select(several, waiting, fn.select(alone, cached, fn.max(panels, 1)))
+        nc = fn.max(fn.min(fn.min(nc, cached) if source.together else nc, panels), 1)
         count = fn.mul(cells, blocks)
         with fn.wrapping():
             work = fn.max(fn.mul(high, _STEP_CYCLES), cycles_from_memory(host, STEP_BYTES))
@@ -135,20 +138,22 @@ class TileProduct:
             grain = fn.add(fn.divu(wake_cycles(host), fn.max(cycles, 1)), 1)
             runs = fn.mul(host.num_threads, _PACKED_RUNS)
             grain = fn.max(grain, fn.select(packed, fn.divu(count, runs), 1))
-        return TilePlan(rows, kc, piece, nc, chunks, blocks, panels, packed, count, grain)
+        return TilePlan(rows, kc, piece, nc, chunks, blocks, panels, form, count, grain)
 
     def launch(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V], touch: V, plan: TilePlan) -> list[V]:
         """Launches the kernel with B from a source, given its arguments `b`."""
         fn, null = host.fn, host.fn.int_to_ptr(host.fn.i64(0))
         batch0, batch1, row, column = x.a_strides
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), plan.rows, plan.kc, plan.piece, plan.nc]
-        sizes += [fn.select(plan.packed, fn.i64(1), 0), host.machine("ahead_more"), self._streams(host, x)]
+        sizes += [plan.form, host.machine("ahead_more"), self._streams(host, x)]
         tiles = fn.divu(plan.rows, TILE_ROWS)
         waiting = fn.mul(fn.ceildivu(plan.rows, PANEL_ROWS), fn.select(fn.cmp("gt", plan.chunks, 1), plan.nc, 1))
         scratch = fn.mul(waiting, SUMS_BYTES)
-        scratch = fn.add(scratch, fn.mul(fn.mul(tiles, fn.select(plan.packed, plan.kc, 1)), TILE_BYTES))
+        steps = fn.ceildivu(units(fn, x.k, self.elem), STEP_UNITS)
+        of_rows = fn.select(fn.cmp("eq", plan.form, WHOLE), steps, fn.select(fn.cmp("eq", plan.form, CHUNKS), plan.kc, 1))
+        scratch = fn.add(scratch, fn.mul(fn.mul(tiles, of_rows), TILE_BYTES))
         if not source.in_place:
-            scratch = fn.add(scratch, fn.mul(plan.kc, STEP_BYTES))
+            scratch = fn.add(scratch, fn.mul(plan.kc, fn.mul(plan.nc, STEP_BYTES) if source.together else STEP_BYTES))
         host.launch(
             tiles_kernel_name(self.elem, self.spec, source),
             [
@@ -157,13 +162,12 @@ class TileProduct:
             ],
             plan.count,
             plan.grain,
-            fn.add(scratch, FIXED_BYTES),
+            fn.add(scratch, fn.add(fn.mul(plan.nc, STEP_BYTES), FIXED_BYTES)),
         )
         return []
 
     def _streams(self, host: HostContext, x: Operands) -> V:
-        """1 where the result is stored past the caches, else 0: where it leaves the second-level one in any case, what comes next
-        is no faster than memory or doesn't hold it, and its rows are whole lines."""
+        """1 where the result is stored past the caches, whose rows are then whole lines, else 0."""
         fn, elem = host.fn, result_type(self.elem)
         if x.result is None:
             return fn.i64(0)
@@ -171,11 +175,7 @@ class TileProduct:
             nbytes = fn.mul(fn.mul(fn.mul(x.m, x.n), fn.mul(*x.batch)), BITS[elem] // 8)
         lines = fn.or_(fn.ptr_to_int(x.result), fn.mul(x.n, BITS[elem] // 8))
         whole = fn.cmp("eq", fn.and_(lines, LINE_BYTES - 1), 0)
-        l3, memory = host.machine("l3_bytes_per_us"), host.machine("memory_bytes_per_us")
-        slow = fn.cmp("le", fn.mul(l3, _SLOW_SHARE[1]), fn.mul(memory, _SLOW_SHARE[0]))
-        leaves = fn.or_(fn.cmp("gt", nbytes, host.machine("l3_bytes")), slow)
-        large = fn.cmp("gt", nbytes, fn.mul(host.l2_bytes, _CACHED_RESULTS))
-        return fn.select(fn.and_(whole, fn.and_(leaves, large)), fn.i64(1), 0)
+        return fn.select(fn.and_(whole, passes_caches(host, nbytes)), fn.i64(1), 0)
 
     def _reads_in_place(self, host: HostContext, x: Operands) -> V:
         """Whether A is read where it lies: k contiguous, and the lines of a tile's rows don't crowd few sets of the first cache."""

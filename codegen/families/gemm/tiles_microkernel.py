@@ -67,7 +67,7 @@ def _product(fn: Fn, elem: str, spec: TileSpec) -> str:
 
 
 def emit_tiles_microkernel(module: KernelModule, elem: str, spec: TileSpec, high: int, rows_first: bool) -> str:
-    """Emits `ukr_{elem}_tiles_{high}`, or `..._rows` for one that keeps rows of A in the first-level cache rather than a panel of B,
+    """Emits `ukr_{elem}_tiles_{high}`, or `..._rows` for one that keeps rows of A in the first-level cache rather than B,
     once and returns its symbol. Its arguments: a, stride, step, second, b, steps, a_tail, tail_second, b_tail, rest, tile,
     accumulate, to, ld, ahead, lines, apart.
 

@@ -11,8 +11,10 @@ __all__ = [
     "COPY_WORK",
     "WAKE_SHARE",
     "copy_cycles",
+    "cycles_from_l3",
     "cycles_from_memory",
     "grain_of",
+    "l3_is_slow",
     "passes_caches",
     "steps_ahead",
     "update_cycles",
@@ -27,8 +29,8 @@ COPY_WORK: Final = 1
 # Multiply-adds of an element in the time of a simple operation on one: kernels that are priced in these load and store what they
 # compute with, and wait for the second cache or memory most of the time.
 _ADDS_PER_OPERATION = 5
-# What is written leaves the second-level cache where it takes so many of it. It is stored past the caches if the third one is at
-# most so much faster than memory.
+# What is written leaves the second-level cache where it takes so many of it. The third one is slow if it's at most so much faster
+# than memory.
 _CACHED_SHARE, _SLOW_SHARE = 2, (5, 4)
 # Bytes that a step of the loops reads in which distances of prefetches are measured (runtime/src/measure.cpp).
 _STEP_BYTES = 128
@@ -71,13 +73,23 @@ def copy_cycles(host: HostContext, nbytes: int) -> V:
     return fn.add(cycles_from_memory(host, nbytes), cached)
 
 
+def l3_is_slow(host: HostContext) -> V:
+    """Whether the third-level cache is hardly faster than memory."""
+    fn, (of, share) = host.fn, _SLOW_SHARE
+    return fn.cmp("le", fn.mul(host.machine("l3_bytes_per_us"), share), fn.mul(host.machine("memory_bytes_per_us"), of))
+
+
+def cycles_from_l3(host: HostContext, nbytes: V) -> V:
+    """Multiply-adds of whole vectors in the time in which a core reads so many bytes from the third-level cache."""
+    fn = host.fn
+    return fn.divu(fn.mul(_rate(host), nbytes), host.machine("l3_bytes_per_us"))
+
+
 def passes_caches(host: HostContext, nbytes: V) -> V:
     """Whether so many bytes are best stored past the caches, without being read first: they leave the second-level cache in any
     case, and the third is hardly faster than memory, or doesn't hold them."""
-    fn, (of, share) = host.fn, _SLOW_SHARE
-    l3, memory = host.machine("l3_bytes_per_us"), host.machine("memory_bytes_per_us")
-    slow = fn.cmp("le", fn.mul(l3, share), fn.mul(memory, of))
-    leaves = fn.or_(fn.cmp("gt", nbytes, host.machine("l3_bytes")), slow)
+    fn = host.fn
+    leaves = fn.or_(fn.cmp("gt", nbytes, host.machine("l3_bytes")), l3_is_slow(host))
     return fn.and_(leaves, fn.cmp("gt", nbytes, fn.mul(host.l2_bytes, _CACHED_SHARE)))
 
 

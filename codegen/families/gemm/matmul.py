@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import sympy
 
-from dhlo.codegen.families.box import cycles_from_memory, steps_ahead, wake_cycles
+from dhlo.codegen.families.box import cycles_from_memory, passes_caches, steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, packs_on_the_way
 from dhlo.codegen.families.gemm.gemv import (
@@ -22,12 +22,12 @@ from dhlo.codegen.families.gemm.gemv import (
     narrow_columns,
     stream_scratch_bytes,
 )
-from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel
+from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, may_stream
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
 from dhlo.codegen.families.gemm.plan import Plan, call_cycles
-from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, in_one_set
+from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, in_one_set, unit
 from dhlo.codegen.families.gemm.tiles import OWN_USES, TileProduct
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -58,6 +58,8 @@ _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
 # B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
 # Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
+# Rows of single elements are read in place for fewer panels of B, wherever lines come fast enough.
+_IN_PLACE_PANELS = 8
 # Few rows wake another thread for so much less work than others: most of their time is of calls and stores that cycles don't count.
 # Found on a Zen 4.
 _EAGER_WAKES = 4
@@ -270,7 +272,7 @@ class Matmul:
 
         def pack_first() -> list[V]:
             strides = self._launch_pack(host, x, workspace, blocking.panels, blocking.count)
-            return self._launch(host, x, _PACKED, [workspace, *strides], blocking)
+            return self._launch(host, x, _PACKED, [workspace, *strides], self._blocking(host, x, _PACKED))
 
         def own() -> list[V]:
             return self._launch(host, x, *self._panels(host, x), blocking)
@@ -460,9 +462,18 @@ class Matmul:
         if depth(self.elem) > 1:  # whose last unit may be packed: sums of several sets would be other ones then
             whole = fn.or_(fn.cmp("eq", fn.remu(k, depth(self.elem)), 0), fn.cmp("ge", k, self._half_depth))
             fits = fn.and_(fits, fn.and_(whole, fn.cmp("ge", m, in_one_set(self.elem, self.spec))))
+        if depth(self.elem) == 1:
+            few = fn.cmp("lt", x.n, _IN_PLACE_PANELS * self.spec.panel(self.elem))
+            fits = fn.and_(fits, fn.or_(few, self._reads_lines_fast(host)))
         if self.spec.left_parts(self.elem) > 1:
             fits = fn.and_(fits, fn.cmp("le", x.n, _PANELS_WIDENED * self.spec.panel(self.elem)))
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
+
+    def _reads_lines_fast(self, host: HostContext) -> V:
+        """Whether the second-level cache delivers a quarter of a line in the time of a multiply-add of whole vectors. Lines of many
+        rows in place are waited for elsewhere, where those of packed rows follow one another."""
+        fn, rate = host.fn, host.machine(f"fma{self.spec.target.vector_bits}_per_us")
+        return fn.cmp("ge", host.machine("l2_bytes_per_us"), fn.mul(rate, LINE_BYTES // 4))
 
     def _launch_pack(self, host: HostContext, x: Operands, workspace: V, panels: V, items: V) -> tuple[V, V]:
         """Packs B, each distinct matrix once, if the product has `items`; returns the packed batch strides."""
@@ -473,9 +484,14 @@ class Matmul:
         size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.panel(self.elem))
         count = fn.select(fn.cmp("eq", items, 0), 0, fn.mul(fn.mul(n0, n1), panels))
         cycles = fn.add(fn.mul(k, cycles_from_memory(host, self.spec.row_bytes(self.elem))), 1)
+        past = fn.i64(0)
+        if may_stream(self.elem, self.spec):
+            with fn.wrapping():
+                nbytes = fn.mul(fn.mul(size, fn.mul(n0, n1)), BITS[unit(self.elem)] // 8)
+            past = fn.select(passes_caches(host, nbytes), fn.i64(1), 0)
         host.launch(
             emit_pack_b_kernel(host.module, self.elem, self.spec),
-            [x.b, s0, s1, sk, sn, fn.max(n1, 1), n, k, steps_ahead(host, PACK_AHEAD), workspace],
+            [x.b, s0, s1, sk, sn, fn.max(n1, 1), n, k, steps_ahead(host, PACK_AHEAD), past, workspace],
             count,
             fn.add(fn.divu(wake_cycles(host), cycles), 1),
         )

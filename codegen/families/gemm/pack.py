@@ -18,7 +18,7 @@ from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelMo
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.target import LINE_BYTES
 
-__all__ = ["PACK_AHEAD", "emit_pack_b_kernel", "emit_pack_b_panel", "emit_pack_b_panels", "pack_b", "pack_matrix"]
+__all__ = ["PACK_AHEAD", "emit_pack_b_kernel", "emit_pack_b_panel", "emit_pack_b_panels", "may_stream", "pack_b", "pack_matrix"]
 
 
 PACK_AHEAD: Final = "ahead_one"
@@ -35,24 +35,25 @@ _ZIPPED_BYTES = 16
 _LANES_BITS = 512
 
 
-def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead: bool = False) -> str:
+def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead: bool = False, streams: bool = False) -> str:
     """Emits `pack_b_panel_{elem}(src, k_stride, n_stride, width, k, dst, steps_ahead)` once and returns its symbol.
 
     Packs `width` columns of B, 1 to panel(elem), to a panel padded with zeros. Strides are in elements. The variant `ahead`
-    (`..._ahead`) prefetches contiguous rows so many units of k ahead, where no one else has; that of bytes always does.
+    (`..._ahead`) prefetches contiguous rows so many units of k ahead, where no one else has; that of bytes always does. One that
+    `streams` (`..._streaming`) stores contiguous rows past the caches, which wants a fence after it.
     """
     fetches = ahead and elem != I8
-    name = f"pack_b_panel_{elem}{spec.suffix}{'_ahead' if fetches else ''}"
+    name = f"pack_b_panel_{elem}{spec.suffix}{'_ahead' if fetches else ''}{'_streaming' if streams else ''}"
     if name not in module.functions:
-        _PanelPacking(module, name, elem, spec, fetches).emit()
+        _PanelPacking(module, name, elem, spec, fetches, streams).emit()
     return name
 
 
 class _PanelPacking:
     """The function under construction that packs a panel."""
 
-    def __init__(self, module: KernelModule, name: str, elem: str, spec: TileSpec, fetches: bool) -> None:
-        self.elem, self.spec, self.fetches = elem, spec, fetches
+    def __init__(self, module: KernelModule, name: str, elem: str, spec: TileSpec, fetches: bool, streams: bool) -> None:
+        self.elem, self.spec, self.fetches, self.streams = elem, spec, fetches, streams
         self.lanes, self.columns = spec.lanes(elem), spec.panel(elem)
         self.pack_rows = emit_pack_rows(module, elem, spec)
         sizes = [(x, I64) for x in ("k_stride", "n_stride", "width", "k")]
@@ -126,7 +127,8 @@ class _PanelPacking:
         with fn.loop(done, units(fn, self.k, elem)) as loop:
             for v, mask in zip_longest(vectors, masks):
                 to = fn.gep(self.dst, fn.add(fn.mul(loop.iv, self.columns), v * self.lanes), unit(elem))
-                fn.store(load_unit(fn, elem, partial(self._load, v, mask), loop.iv, self.k), to)
+                x = load_unit(fn, elem, partial(self._load, v, mask), loop.iv, self.k)
+                fn.store(x, to, x.lanes * BITS[x.elem] // 8 if self.streams else None, nontemporal=self.streams)
         return []
 
     def _load(self, v: int, mask: V | None, k: V) -> V:
@@ -241,14 +243,28 @@ def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     """Emits the kernel `pack_b_{elem}` (and `spec.suffix`) that packs B of run-time strides into panels; returns its symbol.
 
     Items are (batch 0, batch 1, panel). Arguments: source, its strides (batch 0, batch 1, k, n) in elements, size of
-    batch 1, n, k, units of k to prefetch ahead, destination; the packed batches are dense.
+    batch 1, n, k, units of k to prefetch ahead, whether contiguous rows are stored past the caches (if `may_stream`), destination;
+    the packed batches are dense.
     """
     name = f"pack_b_{elem}{spec.suffix}"
     if name in module.functions:
         return name
     pack = emit_pack_b_panel(module, elem, spec, ahead=True)
     fn = kernel_fn(module, name)
-    src, s0, s1, sk, sn, batch1, n, k, ahead, dst = load_args(fn, [PTR, *[I64] * 8, PTR])
+    src, s0, s1, sk, sn, batch1, n, k, ahead, streams, dst = load_args(fn, [PTR, *[I64] * 9, PTR])
+    past = fn.cmp("ne", streams, 0)
+
+    def call(args: Sequence[V]) -> None:
+        def of(which: str) -> list[V]:
+            fn.call(which, args)
+            return []
+
+        if not may_stream(elem, spec):
+            of(pack)
+            return
+        other = emit_pack_b_panel(module, elem, spec, ahead=True, streams=True)
+        fn.if_else(past, lambda: of(other), lambda: of(pack), [])
+
     columns, steps = spec.panel(elem), units(fn, k, elem)
     panels, panel = fn.max(fn.ceildivu(n, columns), 1), fn.mul(steps, columns)
     # Where rows are contiguous; else a panel reads its columns along k.
@@ -268,9 +284,17 @@ def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
                 n0 = fn.mul(p.iv, columns)
                 place = fn.add(fn.mul(p.iv, panel), fn.mul(first.iv, columns))
                 source = fn.gep(matrix, fn.add(fn.mul(n0, sn), fn.mul(at, sk)), elem)
-                fn.call(pack, [source, sk, sn, fn.min(fn.sub(n, n0), columns), rows, fn.gep(to, place, unit(elem)), ahead])
+                call([source, sk, sn, fn.min(fn.sub(n, n0), columns), rows, fn.gep(to, place, unit(elem)), ahead])
+    if may_stream(elem, spec):
+        with fn.when(past):
+            fn.raw(f'llvm.call_intrinsic "{spec.target.fence}"() : () -> ()')
     fn.done()
     return name
+
+
+def may_stream(elem: str, spec: TileSpec) -> bool:
+    """Whether a packed B may be stored past the caches: products of single elements take long enough to read it from memory."""
+    return bool(spec.target.fence) and depth(elem) == 1
 
 
 def pack_b(weight: npt.NDArray[np.generic], transposed: bool, columns: int, *, step: int = 1) -> npt.NDArray[np.generic]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from dhlo.codegen.families.box import copy_cycles, cycles_from_memory, wake_cycles
+from dhlo.codegen.families.box import copy_cycles, cycles_from_l3, cycles_from_memory, l3_is_slow, passes_caches, wake_cycles
+from dhlo.codegen.families.gemm.pack import may_stream
 from dhlo.codegen.families.gemm.pack_rows import widened_row
 from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, accumulator, depth, unit
-from dhlo.codegen.kernel_ir.builder import BITS, F32, Fn, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["FEW_USES", "Plan", "RowSplit", "call_cycles"]
@@ -36,14 +37,19 @@ _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
 # in so many of the time of their products. Found on a Zen 5: two stores in the first cache take as long as 2.2 of the 28
 # multiply-adds of a step there; of a B from memory a tile that packs takes 1.6 to 2.3 times as long as others.
 _STORED_CYCLES, _STREAM_SHARE = 2, 4
+# A B of so many times what would be stored past the caches is packed beforehand for more than so many row panels.
+_FAR_EXCESS, _FEW_PANELS = 2, 4
 # Where B is packed beforehand, its panels cost so many of these in all.
 _PACKED_COPIES = 3
 # Tiles below each other write pieces of rows of C that are far apart, those beside each other go on where the last one ended:
 # cycles of a row of a tile, in a matrix of so many panels and more. One row panel a block then pays where all of B stays in one
 # part in so many of the third-level cache, and the row panel of A in the first.
 _APART_CYCLES, _WIDE_PANELS, _B_SHARE = 20, 16, 4
-# Loss, as one part in so many, where rows of A don't stay in the second-level cache.
-_UNCACHED_SHARE = 16
+# Where rows of A don't stay in the second-level cache, they come from the third. Of a step's products one part in so many is lost,
+# or what that takes longer than one part in so many.
+_UNCACHED_SHARE, _HIDDEN_SHARE = 16, 8
+# One block's chunk of rows takes so much of the second-level cache at most, where a chunk of B is copied for it alone.
+_ALONE_SHARE = (3, 4)
 # How many row splits the host compares, from one and from what the cache asks for: the number of threads, within these.
 _MIN_CANDIDATES, _MAX_CANDIDATES = 4, 16
 
@@ -107,13 +113,17 @@ class Plan:
         least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
         threads, columns = host.num_threads, fn.max(panels, 1)
         wide = fn.cmp("ge", columns, _WIDE_PANELS)
+        most_alone = fn.divu(fn.mul(host.l2_bytes, _ALONE_SHARE[0]), _ALONE_SHARE[1])
         wake, stream = wake_cycles(host), cycles_from_memory(host, spec.row_bytes(elem))
         copying = copy_cycles(host, spec.row_bytes(elem)) if copied else fn.i64(0)
         own = copying if by_tiles is None else fn.select(by_tiles, fn.min(copying, _STORED_CYCLES), copying)
 
         with fn.wrapping():
             b_bytes = fn.mul(fn.mul(k, columns), spec.row_bytes(elem) * _B_SHARE)
-        near = fn.cmp("le", b_bytes, host.machine("l3_bytes"))
+        near = fn.and_(fn.cmp("le", b_bytes, host.machine("l3_bytes")), fn.not_(l3_is_slow(host)))
+        # Rows of a B from memory are read at half the rate while they are multiplied, or less.
+        far = fn.and_(passes_caches(host, fn.divu(b_bytes, _B_SHARE * _FAR_EXCESS)), fn.cmp("gt", m, _FEW_PANELS * spec.rows(elem)))
+        self._few_rows = fn.not_(far) if may_stream(elem, spec) else fn.const(1, I1)
         self._stream, self._by_tiles = stream, None if by_tiles is None else fn.and_(by_tiles, near)
 
         def cost(blocks: V) -> tuple[V, V, V, V]:
@@ -122,9 +132,10 @@ class Plan:
             work = fn.mul(rows, spec.vectors * spec.per_panel * spec.left_parts(elem))
             uncached = fn.cmp("lt", blocks, least)
             if copied:  # one block's chunk, met by a chunk of B that is packed once and for it alone, may fill the cache
-                fits = fn.and_(fn.and_(deep, fn.cmp("eq", blocks, 1)), fn.cmp("le", nbytes, host.l2_bytes))
+                fits = fn.and_(fn.and_(deep, fn.cmp("eq", blocks, 1)), fn.cmp("le", nbytes, most_alone))
                 uncached = fn.and_(uncached, fn.not_(fits))
-            work = fn.add(work, fn.select(uncached, fn.divu(work, _UNCACHED_SHARE), 0))
+            away = fn.sub(cycles_from_l3(host, fn.mul(rows, a_bytes)), fn.divu(work, _HIDDEN_SHARE))
+            work = fn.add(work, fn.select(uncached, fn.max(fn.divu(work, _UNCACHED_SHARE), away), 0))
             work = fn.max(work, stream)
             apart = fn.select(fn.and_(wide, fn.cmp("gt", in_block, 1)), fn.mul(rows, _APART_CYCLES), 0)
             step = work
@@ -169,7 +180,7 @@ class Plan:
 
     def packs_own(self, uses: V, rows: V | None = None) -> V:
         """Whether each of a panel's uses, blocks of so many rows, packs it to scratch: no second launch, no way through memory."""
-        fn, few = self.fn, self.fn.cmp("le", uses, FEW_USES)
+        fn, few = self.fn, self.fn.and_(self.fn.cmp("le", uses, FEW_USES), self._few_rows)
         if self._by_tiles is None:
             return few
         work = fn.mul(self.rows if rows is None else rows, self.spec.vectors * self.spec.per_panel)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import sympy
 
-from dhlo.codegen.families.box import cycles_from_memory, passes_caches, steps_ahead, wake_cycles
+from dhlo.codegen.families.box import cycles_from_memory, l3_is_slow, passes_caches, steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, packs_on_the_way
 from dhlo.codegen.families.gemm.gemv import (
@@ -58,6 +58,8 @@ _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
 # B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
 # Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
+# A third-level cache that is hardly faster than memory is read as memory is, by columns of so many elements at least.
+_LEAST_STREAM = 128
 # Rows of single elements are read in place for fewer panels of B, wherever lines come fast enough.
 _IN_PLACE_PANELS = 8
 # Few rows wake another thread for so much less work than others: most of their time is of calls and stores that cycles don't count.
@@ -378,7 +380,8 @@ class Matmul:
             nbytes = fn.mul(fn.mul(fn.mul(n, k), batches), BITS[self.elem] // 8)
         alone = fn.cmp("le", m, STRIP_ROWS)
         eighths = fn.select(alone, fn.i64(_KEPT_EIGHTHS), _KEPT_OF_GROUPS)
-        kept = fn.divu(fn.mul(host.machine("l3_bytes"), eighths), 8)
+        slow = fn.and_(l3_is_slow(host), fn.cmp("ge", k, _LEAST_STREAM))
+        kept = fn.select(slow, 0, fn.divu(fn.mul(host.machine("l3_bytes"), eighths), 8))
         far = fn.cmp("gt", nbytes, fn.max(kept, host.l2_bytes))
         short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
         long = fn.and_(alone, fn.cmp("ge", chunk, fn.min(fn.mul(m, _COLUMNS_OF_ROW), _COLUMNS_OF_STRIPS)))

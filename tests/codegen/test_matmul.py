@@ -18,7 +18,7 @@ import torch
 from dhlo.codegen.elementwise.rules import narrow
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import emit_microkernel
-from dhlo.codegen.families.gemm.pack import pack_b
+from dhlo.codegen.families.gemm.pack import emit_pack_b_kernel, pack_b
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, accumulator, depth, result_type, tile_spec
@@ -454,6 +454,21 @@ def test_b_that_tiles_could_pack_on_their_way_is_rarely_packed_before() -> None:
     a, b = tensor(rng, (1, 1, 2000, 100)), tensor(rng, (1, 1, 100, 400))
     for l3, beforehand in ((32 << 20, False), (512 << 10, True)):
         check(run(a, b, packed=False, l2_bytes=128 << 10, machine={**ZEN5, "l3_bytes": l3}, beforehand=beforehand), a, b)
+
+
+def test_a_large_b_is_packed_before_past_slow_caches() -> None:
+    """Where the third-level cache is as slow as memory, for more than a few row panels; stores then pass the caches."""
+    rng = np.random.default_rng(31)
+    a, b = tensor(rng, (1, 1, 60, 500)), tensor(rng, (1, 1, 500, 600))
+    for l3_bytes_per_us in (30_000, 120_000):
+        facts = {"l3_bytes": 32 << 20, "l3_bytes_per_us": l3_bytes_per_us, "memory_bytes_per_us": 30_000}
+        check(run(a, b, packed=False, l2_bytes=256 << 10, machine=facts, beforehand=l3_bytes_per_us == 30_000), a, b)
+        check(run(a[..., :20, :], b, packed=False, l2_bytes=256 << 10, machine=facts, beforehand=False), a[..., :20, :], b)
+    if TILES.target.fence:
+        module = KernelModule(TILES.target)
+        emit_pack_b_kernel(module, F32, TILES)
+        text = module.text()
+        assert "nontemporal" in text and text.count(f'"{TILES.target.fence}"') == 1
 
 
 def test_b_of_bytes_is_packed_before_where_its_rows_crowd_few_sets_of_a_cache() -> None:

@@ -10,7 +10,15 @@ from dhlo.codegen.families.box import cycles_from_memory, passes_caches, wake_cy
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PanelSource
 from dhlo.codegen.families.gemm.register_tile import TileSpec, depth, result_type
-from dhlo.codegen.families.gemm.tiles_kernel import CHUNKS, FIXED_BYTES, IN_PLACE, WHOLE, emit_tiles_kernel, tiles_kernel_name
+from dhlo.codegen.families.gemm.tiles_kernel import (
+    CHUNKS,
+    FIXED_BYTES,
+    IN_PLACE,
+    WHOLE,
+    count_tails,
+    emit_tiles_kernel,
+    tiles_kernel_name,
+)
 from dhlo.codegen.families.gemm.tiles_microkernel import PANEL_ROWS, STEP_BYTES, STEP_UNITS, SUMS_BYTES, TILE_BYTES, TILE_ROWS
 from dhlo.codegen.kernel_ir.builder import BITS, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -128,8 +136,7 @@ class TileProduct:
         piece = _over(fn, kc, _over(fn, kc, most_piece))
         waiting = fn.max(fn.divu(l2, fn.mul(rows, _WAITING_SHARE * STEP_BYTES // STEP_UNITS)), 1)
         cached = fn.max(fn.divu(l2, fn.mul(kc, _COPIED_SHARE * STEP_BYTES)), 1)
-        several, alone = fn.cmp("gt", chunks, 1), fn.cmp("le", kc, most_piece)
-        nc = fn.select(several, waiting, fn.select(alone, cached, fn.max(panels, 1)))
+        nc = fn.select(fn.cmp("gt", chunks, 1), waiting, cached)
         nc = fn.max(fn.min(fn.min(nc, cached) if source.together else nc, panels), 1)
         count = fn.mul(cells, blocks)
         with fn.wrapping():
@@ -147,8 +154,11 @@ class TileProduct:
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), plan.rows, plan.kc, plan.piece, plan.nc]
         sizes += [plan.form, host.machine("ahead_more"), self._streams(host, x)]
         tiles = fn.divu(plan.rows, TILE_ROWS)
-        waiting = fn.mul(fn.ceildivu(plan.rows, PANEL_ROWS), fn.select(fn.cmp("gt", plan.chunks, 1), plan.nc, 1))
-        scratch = fn.mul(waiting, SUMS_BYTES)
+        several = fn.cmp("gt", plan.chunks, 1)
+        waiting = fn.mul(fn.ceildivu(plan.rows, PANEL_ROWS), fn.select(several, plan.nc, 1))
+        scratch = fn.add(
+            fn.mul(waiting, SUMS_BYTES), fn.mul(count_tails(fn, source, several, plan.kc, plan.piece, plan.nc), STEP_BYTES)
+        )
         steps = fn.ceildivu(units(fn, x.k, self.elem), STEP_UNITS)
         of_rows = fn.select(fn.cmp("eq", plan.form, WHOLE), steps, fn.select(fn.cmp("eq", plan.form, CHUNKS), plan.kc, 1))
         scratch = fn.add(scratch, fn.mul(fn.mul(tiles, of_rows), TILE_BYTES))
@@ -162,7 +172,7 @@ class TileProduct:
             ],
             plan.count,
             plan.grain,
-            fn.add(scratch, fn.add(fn.mul(plan.nc, STEP_BYTES), FIXED_BYTES)),
+            fn.add(scratch, FIXED_BYTES),
         )
         return []
 

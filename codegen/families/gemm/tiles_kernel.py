@@ -33,11 +33,11 @@ from dhlo.codegen.families.gemm.tiles_microkernel import (
     on_tiles,
     tiles_of,
 )
-from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I32, I64, PTR, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.target import LINE_BYTES
 
-__all__ = ["CHUNKS", "FIXED_BYTES", "IN_PLACE", "WHOLE", "emit_tiles_kernel", "tiles_kernel_name"]
+__all__ = ["CHUNKS", "FIXED_BYTES", "IN_PLACE", "WHOLE", "count_tails", "emit_tiles_kernel", "tiles_kernel_name"]
 
 _CONFIG_BYTES: Final = 128  # the configuration, and the number of rows that it is for
 FIXED_BYTES: Final = _CONFIG_BYTES + TILE_BYTES
@@ -47,6 +47,16 @@ FIXED_BYTES: Final = _CONFIG_BYTES + TILE_BYTES
 _WIDTHS, _FIRST, _SECOND, _OF_RIGHT = 0x0040_0040_0040_0040, 0x0000_0001_0000_0101, 0x0000_0100_0101_0000, 0x1010 << 48
 IN_PLACE, CHUNKS, WHOLE = 0, 1, 2
 """How rows of A are read: where they lie, or packed, a chunk of k at a time or all of it."""
+
+
+def _is_alone(fn: Fn, several: V, kc: V, piece: V) -> V:
+    """Whether all of k is one piece, where there may be `several` chunks of `kc` steps."""
+    return fn.and_(fn.cmp("le", kc, piece), fn.not_(several))
+
+
+def count_tails(fn: Fn, source: PanelSource, several: V, kc: V, piece: V, nc: V) -> V:
+    """Of how many panels a last step of k that isn't whole is kept at a time: of all of a group where rows come first."""
+    return fn.select(_is_alone(fn, several, kc, piece), nc, 1) if source.in_place else fn.i64(1)
 
 
 def tiles_kernel_name(elem: str, spec: TileSpec, source: PanelSource) -> str:
@@ -131,12 +141,13 @@ class _Kernel:
         self.config = scratch
         self.corner = fn.gep(scratch, _CONFIG_BYTES, I8)
         self.b_tails = fn.gep(self.corner, TILE_BYTES, I8)
-        self.sums = fn.gep(self.b_tails, fn.mul(self.nc, STEP_BYTES), I8)
         self.units = units(fn, self.k, elem)
         steps = fn.ceildivu(self.units, STEP_UNITS)
         self.chunks = fn.max(fn.divu(fn.add(steps, fn.sub(self.kc, 1)), self.kc), 1)
-        # The sums of panels in a group wait for another chunk, else those of a panel's tiles for another piece.
         self.several = fn.cmp("gt", self.chunks, 1)
+        tails = count_tails(fn, source, self.several, self.kc, self.piece, self.nc)
+        self.sums = fn.gep(self.b_tails, fn.mul(tails, STEP_BYTES), I8)
+        # The sums of panels in a group wait for another chunk, else those of a panel's tiles for another piece.
         waiting = fn.mul(fn.ceildivu(self.rows, PANEL_ROWS), fn.select(self.several, self.nc, 1))
         self.b_scratch = fn.gep(self.sums, fn.mul(waiting, SUMS_BYTES), I8)
         copied = fn.mul(self.kc, fn.mul(self.nc, STEP_BYTES) if source.together else STEP_BYTES)
@@ -179,8 +190,8 @@ class _Kernel:
         steps, row_panels = fn.ceildivu(count, STEP_UNITS), fn.ceildivu(size, PANEL_ROWS)
         rows = self._rows_of(fn.gep(a_block, fn.mul(begins, self.sk), elem), size, elements, count, fn.mul(chunk, self.kc))
         n0, width = fn.mul(g0, PANEL_COLUMNS), fn.sub(fn.min(self.n, fn.mul(g1, PANEL_COLUMNS)), fn.mul(g0, PANEL_COLUMNS))
-        # After the last panel comes the first one's next chunk.
-        onward = [n0, fn.add(first, count)]
+        # After the last panel comes the first one's next chunk, or the next group's first panel.
+        onward = [fn.select(self.several, n0, fn.mul(g1, PANEL_COLUMNS)), fn.select(self.several, fn.add(first, count), 0)]
         c = Chunk(n0, width, first, count, self.units, elements, self.b_scratch, fn.i64(0), fn.const(1, I1), *onward)
         block = _Block(batch, row, rows, row_panels, matrix, chunk)
         if self.source.together:
@@ -189,8 +200,7 @@ class _Kernel:
         if not self.source.in_place:
             self._panels_first(block, c, g0, g1, steps)
             return
-        alone = fn.and_(fn.cmp("le", steps, self.piece), fn.not_(self.several))
-        alone = fn.and_(alone, fn.cmp("gt", row_panels, 1))
+        alone = fn.and_(_is_alone(fn, self.several, self.kc, self.piece), fn.cmp("gt", row_panels, 1))
         fn.if_else(alone, lambda: self._rows_first(block, c), lambda: self._panels_first(block, c, g0, g1, steps), [])
 
     def _rows_first(self, x: _Block, c: Chunk) -> list[V]:

@@ -234,7 +234,7 @@ def test_the_kernel_stores_whole_tiles_itself(spec: TileSpec, packed: bool) -> N
 def test_bytes_are_stored_whole(spec: TileSpec, packed: bool) -> None:
     rng = np.random.default_rng(9)
     slow = {"l3_bytes_per_us": 30_000, "memory_bytes_per_us": 30_000}
-    for m, n, k in ((40, 64, 64), (70, 96, 3000), (33, 40, 5)):
+    for m, n, k in ((40, 64, 64), (70, 96, 3000), (33, 40, 5), (37, 48, 130)):
         a, b = bytes_(rng, (1, 2, m, k), unsigned=spec.unsigned), bytes_(rng, (1, 2, k, n))
         for l2_bytes in (1 << 20, 4 << 10):
             check_integers(in_tiles(a, b, packed=packed, spec=spec, l2_bytes=l2_bytes, machine=slow, num_threads=2), a, b)

@@ -125,7 +125,6 @@ class TileProduct:
         blocks = fn.divu(fn.add(x.m, fn.sub(rows, 1)), rows)
         packed = fn.or_(fn.cmp("ge", panels, _PACKED_PANELS), fn.not_(self._reads_in_place(host, x)))
         at_once = fn.cmp("le", fn.mul(steps, high), fn.divu(fn.mul(l2, _WHOLE_A[0]), _WHOLE_A[1] * TILE_BYTES))
-        form = fn.select(packed, fn.select(at_once, fn.i64(WHOLE), CHUNKS), IN_PLACE)
         most = fn.max(fn.divu(room, high), most_piece)
         if source.together:
             most = fn.min(most_piece, _COPIED_STEPS)
@@ -136,7 +135,10 @@ class TileProduct:
         piece = _over(fn, kc, _over(fn, kc, most_piece))
         waiting = fn.max(fn.divu(l2, fn.mul(rows, _WAITING_SHARE * STEP_BYTES // STEP_UNITS)), 1)
         cached = fn.max(fn.divu(l2, fn.mul(kc, _COPIED_SHARE * STEP_BYTES)), 1)
-        nc = fn.select(fn.cmp("gt", chunks, 1), waiting, cached)
+        several = fn.cmp("gt", chunks, 1)
+        in_chunks = fn.and_(several, fn.not_(at_once))
+        form = fn.select(packed, fn.select(in_chunks, fn.i64(CHUNKS), WHOLE), IN_PLACE)
+        nc = fn.select(several, waiting, cached)
         nc = fn.max(fn.min(fn.min(nc, cached) if source.together else nc, panels), 1)
         count = fn.mul(cells, blocks)
         with fn.wrapping():
@@ -156,9 +158,8 @@ class TileProduct:
         tiles = fn.divu(plan.rows, TILE_ROWS)
         several = fn.cmp("gt", plan.chunks, 1)
         waiting = fn.mul(fn.ceildivu(plan.rows, PANEL_ROWS), fn.select(several, plan.nc, 1))
-        scratch = fn.add(
-            fn.mul(waiting, SUMS_BYTES), fn.mul(count_tails(fn, source, several, plan.kc, plan.piece, plan.nc), STEP_BYTES)
-        )
+        tails = count_tails(fn, source, several, plan.kc, plan.piece, plan.nc)
+        scratch = fn.add(fn.mul(waiting, SUMS_BYTES), fn.mul(tails, STEP_BYTES))
         steps = fn.ceildivu(units(fn, x.k, self.elem), STEP_UNITS)
         of_rows = fn.select(fn.cmp("eq", plan.form, WHOLE), steps, fn.select(fn.cmp("eq", plan.form, CHUNKS), plan.kc, 1))
         scratch = fn.add(scratch, fn.mul(fn.mul(tiles, of_rows), TILE_BYTES))

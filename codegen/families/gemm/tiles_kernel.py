@@ -317,15 +317,14 @@ class _Kernel:
 
         def store() -> list[V]:
             args = [sums.tile, mr, result, self.n]
-            streaming, placing = (emit_place_tile(fn.module, elem, self.spec, streams=x) for x in (True, False))
 
             def place_tile() -> list[V]:
                 if self.placed != accumulator(elem):
-                    fn.call(placing, args)
+                    fn.call(emit_place_tile(fn.module, elem, self.spec, streams=False), args)
                 return []
 
             def stream() -> list[V]:
-                fn.call(streaming, args)
+                fn.call(emit_place_tile(fn.module, elem, self.spec, streams=True), args)
                 return []
 
             return fn.if_else(self.streams, stream, place_tile, [])

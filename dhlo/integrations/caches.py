@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,7 @@ __all__ = [
     "keep_all",
     "keep_source",
     "masks_of_any_sizes",
+    "otherwise_named",
     "past_of",
     "with_room",
 ]
@@ -47,6 +49,13 @@ _ROOM = 64  # positions that a dynamic cache has room for beyond those that are 
 _ASKED = "_ignore_causal_mask_sdpa"
 
 _Tensors = list[torch.Tensor]
+
+
+def otherwise_named(model: Any) -> str | None:
+    """What to do where this version of transformers gives a model's caches another name; None where it doesn't."""
+    if "cache" not in inspect.signature(model.forward).parameters:
+        return None
+    return f"transformers {transformers.__version__} calls past_key_values 'cache', which isn't known yet: take 5.23"
 
 
 # ------------------------------------------------------------------------------------------------------------ in programs

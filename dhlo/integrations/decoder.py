@@ -18,6 +18,7 @@ from dhlo.integrations.caches import (
     exported_cache,
     keep_all,
     masks_of_any_sizes,
+    otherwise_named,
     past_of,
     with_room,
 )
@@ -166,7 +167,8 @@ def _check_decoder(model: Any) -> None:
     if not is_decoder(model):
         raise CompileError(
             f"{type(model).__name__} isn't a decoder that takes input_ids, past_key_values and logits_to_keep",
-            hint="torch.compile(model.forward, backend='dhlo', dynamic=True) compiles any model's forward",
+            hint=otherwise_named(model)
+            or "torch.compile(model.forward, backend='dhlo', dynamic=True) compiles any model's forward",
         )
 
 

@@ -21,6 +21,7 @@ from dhlo.integrations.caches import (
     keep_all,
     keep_source,
     masks_of_any_sizes,
+    otherwise_named,
     past_of,
     with_room,
 )
@@ -213,7 +214,9 @@ def is_encoder_decoder(model: Any) -> bool:
 
 def _check(model: Any) -> None:
     if not is_encoder_decoder(model):
-        raise CompileError(f"{type(model).__name__} isn't an encoder-decoder that generates and takes {', '.join(sorted(_TAKES))}")
+        kind = type(model).__name__
+        takes = ", ".join(sorted(_TAKES))
+        raise CompileError(f"{kind} isn't an encoder-decoder that generates and takes {takes}", hint=otherwise_named(model))
 
 
 def compile_encoder_decoder(model: Any, source: torch.Tensor | None = None, **options: Any) -> CompiledModel:

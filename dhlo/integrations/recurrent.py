@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 )
 
 from dhlo.errors import CompileError
-from dhlo.integrations.caches import masks_of_any_sizes
+from dhlo.integrations.caches import masks_of_any_sizes, otherwise_named
 from dhlo.integrations.generation import evaluating
 from dhlo.integrations.rotary import first_frequencies
 
@@ -157,7 +157,8 @@ def recurrent_step_program(model: Any) -> ExportedProgram:
     names, kind = inspect.signature(model.forward).parameters, type(model).__name__
     cache_name = next((n for n in ("past_key_values", "cache_params") if n in names), "")
     if not cache_name or "input_ids" not in names or model.get_output_embeddings() is None:
-        raise CompileError(f"{kind} isn't a decoder that takes input_ids and a cache, and gives logits")
+        what = "isn't a decoder that takes input_ids and a cache, and gives logits"
+        raise CompileError(f"{kind} {what}", hint=otherwise_named(model))
     layers, batch, cached = _layers_of(model, cache_name), {0: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
     args: list[Any] = [torch.zeros(2, 1, dtype=torch.int64), torch.tensor([0, 1]), layers.examples, layers.keys, layers.values]
     sizes: list[Any] = [batch, batch, *([how] * len(x) for how, x in zip((batch, cached, cached), args[2:], strict=True))]

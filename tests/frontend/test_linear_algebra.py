@@ -68,10 +68,11 @@ def eig(x: torch.Tensor) -> Any:
 
 
 def ranks(x: torch.Tensor) -> Any:
-    """Ranks and conditions in all variants that take any size."""
+    """Ranks and conditions in all variants that take any size; these as reciprocals, which for singular matrices are 0 or nearly so,
+    by what the least singular value comes out as."""
     symmetric = x + x.mT
     return (
-        [L.cond(x), L.cond(x, 2), L.cond(x, -2)],
+        [1 / L.cond(x), 1 / L.cond(x, 2), L.cond(x, -2)],
         [L.matrix_rank(x), L.matrix_rank(x, 0.5), L.matrix_rank(x, atol=0.5, rtol=0.1), L.matrix_rank(symmetric, hermitian=True)],
         [L.matrix_rank(x, x.sum().abs() / 9), L.matrix_rank(x, rtol=x.sum().abs() / 99)],
     )
@@ -146,7 +147,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[list[torch.Tensor]]]] = {
     "eig": (eig, [[m(2, 3, 3)], [m(4, 9, 9)], [m(1, 1, 1)]]),
     "eig of complex": (eig, [[c(2, 3, 3)], [c(1, 8, 8)]]),
     "pinv": (
-        lambda x: (L.pinv(x), L.pinv(x @ x.mH, hermitian=True), L.matrix_rank(x), L.cond(x)),
+        lambda x: (L.pinv(x), L.pinv(x @ x.mH, hermitian=True), L.matrix_rank(x), 1 / L.cond(x)),
         [[m(2, 3, 5)], [m(2, 4, 6)], [torch.ones(1, 3, 3)]],
     ),
     "ranks and conditions": (ranks, [[m(2, 3, 3)], [m(4, 7, 7)], [m(2, 0, 0)], [torch.ones(1, 3, 3)], [m(0, 3, 3)], [m(3, 1, 1)]]),

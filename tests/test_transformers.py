@@ -281,6 +281,17 @@ def test_modules_for_export(name):
         assert torch.equal(tokens, want)
 
 
+def test_caches_by_another_name_are_told_of() -> None:
+    """As transformers has them from 5.24 on."""
+
+    class Renamed(hf.LlamaForCausalLM):
+        def forward(self, input_ids: Any = None, cache: Any = None, logits_to_keep: Any = 0) -> Any:
+            raise AssertionError
+
+    with pytest.raises(dhlo.CompileError, match="calls past_key_values 'cache', which isn't known yet: take 5.23"):
+        compile_decoder(Renamed(hf.LlamaConfig(**COMMON)))
+
+
 def test_what_is_no_decoder_is_refused():
     model = hf.BertModel(
         hf.BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)

@@ -68,8 +68,8 @@ def eig(x: torch.Tensor) -> Any:
 
 
 def ranks(x: torch.Tensor) -> Any:
-    """Ranks and conditions in all variants that take any size; these as reciprocals, which for singular matrices are 0 or nearly so,
-    by what the least singular value comes out as."""
+    """Ranks and conditions in all variants that take any size; these as reciprocals, since those of singular matrices are infinite or
+    nearly so."""
     symmetric = x + x.mT
     return (
         [1 / L.cond(x), 1 / L.cond(x, 2), L.cond(x, -2)],

@@ -68,7 +68,7 @@ def eig(x: torch.Tensor) -> Any:
 
 
 def ranks(x: torch.Tensor) -> Any:
-    """Ranks and conditions in all variants that take any size; these as reciprocals, since those of singular matrices are infinite or
+    """Ranks and conditions in all variants that take any size; these as reciprocals: of singular matrices they are infinite or
     nearly so."""
     symmetric = x + x.mT
     return (

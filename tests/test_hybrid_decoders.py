@@ -141,7 +141,8 @@ def qwen() -> tuple[Any, CompiledModel]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_sequences_of_all_lengths_in_one_step(qwen: tuple[Any, CompiledModel], seed: int) -> None:
-    check(*qwen, seed)
+    # Roundings add up from token to token: behind 71 of them MKL on an Intel server differs by 2.7e-4, on other CPUs by less.
+    check(*qwen, seed, 6e-4)
 
 
 def test_one_token_and_none(qwen: tuple[Any, CompiledModel]) -> None:

@@ -60,8 +60,8 @@ _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
 # A third-level cache that is hardly faster than memory is read as memory is, by columns of so many elements at least.
 _LEAST_STREAM = 128
-# Rows of single elements are read in place for fewer panels of B, or of one row panel, or wherever lines come fast enough.
-_IN_PLACE_PANELS = 8
+# Rows of single elements are read in place for fewer panels of B, or up to so many row panels, or wherever lines come fast enough.
+_IN_PLACE_PANELS, _IN_PLACE_ROWS = 8, 4
 # Few rows wake another thread for so much less work than others: most of their time is of calls and stores that cycles don't count.
 # Found on a Zen 4.
 _EAGER_WAKES = 4
@@ -467,7 +467,7 @@ class Matmul:
             whole = fn.or_(fn.cmp("eq", fn.remu(k, depth(self.elem)), 0), fn.cmp("ge", k, self._half_depth))
             fits = fn.and_(fits, fn.and_(whole, fn.cmp("ge", m, in_one_set(self.elem, self.spec))))
         if depth(self.elem) == 1:
-            few = fn.or_(fn.cmp("lt", x.n, _IN_PLACE_PANELS * self.spec.panel(self.elem)), fn.cmp("le", m, rows))
+            few = fn.or_(fn.cmp("lt", x.n, _IN_PLACE_PANELS * self.spec.panel(self.elem)), fn.cmp("le", m, _IN_PLACE_ROWS * rows))
             fits = fn.and_(fits, fn.or_(few, self._reads_lines_fast(host)))
         if self.spec.left_parts(self.elem) > 1:
             fits = fn.and_(fits, fn.cmp("le", x.n, _PANELS_WIDENED * self.spec.panel(self.elem)))

@@ -132,9 +132,25 @@ def damage(folder: Path) -> None:
         path.write_bytes(bytes(path.stat().st_size))
 
 
+def take_away(folder: Path) -> None:
+    """Renamed before it is deleted: the engine's thread may be writing into it, and nothing new comes under the other name."""
+    aside = folder.with_name("aside")
+    folder.rename(aside)
+    shutil.rmtree(aside)
+
+
 def replace_by_file(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("")
+    """The engine makes the folder again as soon as it misses it: tried until the file was first."""
+    file = folder.with_name("file")
+    file.write_text("")
+    for _ in range(1000):
+        take_away(folder)
+        try:
+            file.rename(folder)
+        except IsADirectoryError:
+            continue
+        return
+    raise AssertionError("the engine was always first")
 
 
 def test_a_folder_that_breaks_while_in_use(model: Any, step: CompiledModel, tmp_path: Path) -> None:
@@ -154,7 +170,7 @@ def test_a_folder_that_breaks_while_in_use(model: Any, step: CompiledModel, tmp_
     with Engine(step, options) as engine:
         assert all_right() == [0] * 4
         assert all_right() == [5 * PAGE] * 4
-        for harm in (damage, lambda f: f.chmod(0o500), shutil.rmtree, replace_by_file, lambda f: f.unlink()):
+        for harm in (damage, lambda f: f.chmod(0o500), take_away, replace_by_file, lambda f: f.unlink()):
             harm(folder)
             all_right()
         assert engine.stats().tiers["folder"]["failures"] > 0

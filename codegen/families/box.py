@@ -29,9 +29,10 @@ COPY_WORK: Final = 1
 # Multiply-adds of an element in the time of a simple operation on one: kernels that are priced in these load and store what they
 # compute with, and wait for the second cache or memory most of the time.
 _ADDS_PER_OPERATION = 5
-# What is written leaves the second-level cache where it takes so many of it. The third one is slow if it's at most so much faster
-# than memory.
-_CACHED_SHARE, _SLOW_SHARE = 2, (5, 4)
+# What is written leaves the second-level cache where it takes so many of it. The third one is slow if it delivers at most one
+# part in so many of a vector in the time of a multiply-add: a 15th on Intel's servers (Emerald and Granite Rapids; an eighth with
+# vectors of 256 bits), a fifth to a third on AMD's Zen 4 and 5.
+_CACHED_SHARE, _SLOW_SHARE = 2, 6
 # Bytes that a step of the loops reads in which distances of prefetches are measured (runtime/src/measure.cpp).
 _STEP_BYTES = 128
 
@@ -74,9 +75,10 @@ def copy_cycles(host: HostContext, nbytes: int) -> V:
 
 
 def l3_is_slow(host: HostContext) -> V:
-    """Whether the third-level cache is hardly faster than memory."""
-    fn, (of, share) = host.fn, _SLOW_SHARE
-    return fn.cmp("le", fn.mul(host.machine("l3_bytes_per_us"), share), fn.mul(host.machine("memory_bytes_per_us"), of))
+    """Whether the third-level cache is as slow as memory beside the arithmetic: what a core reads there or writes has to be fetched
+    ahead, and kept out of products' inner loops."""
+    vector = host.module.target.vector_bits // 8
+    return host.fn.cmp("le", host.machine("l3_bytes_per_us"), host.fn.mul(_rate(host), vector // _SLOW_SHARE))
 
 
 def cycles_from_l3(host: HostContext, nbytes: V) -> V:
@@ -87,7 +89,7 @@ def cycles_from_l3(host: HostContext, nbytes: V) -> V:
 
 def passes_caches(host: HostContext, nbytes: V) -> V:
     """Whether so many bytes are best stored past the caches, without being read first: they leave the second-level cache in any
-    case, and the third is hardly faster than memory, or doesn't hold them."""
+    case, and the third is as slow as memory, or doesn't hold them."""
     fn = host.fn
     leaves = fn.or_(fn.cmp("gt", nbytes, host.machine("l3_bytes")), l3_is_slow(host))
     return fn.and_(leaves, fn.cmp("gt", nbytes, fn.mul(host.l2_bytes, _CACHED_SHARE)))

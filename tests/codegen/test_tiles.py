@@ -218,7 +218,7 @@ def test_epilogues_get_tiles() -> None:
 def test_the_kernel_stores_whole_tiles_itself(spec: TileSpec, packed: bool) -> None:
     """Where the result is nothing but the rounded sums: also past the caches, and of several pieces and chunks of k."""
     rng = np.random.default_rng(8)
-    slow = {"l3_bytes_per_us": 30_000, "memory_bytes_per_us": 30_000}
+    slow = {"l3_bytes_per_us": 30_000, "fma512_per_us": 7600}
     for m, n, k in ((40, 64, 64), (33, 100, 31), (70, 96, 2100), (5, 32, 700), (64, 33, 1)):
         a, b = tensor(rng, (2, 1, m, k), BF16), tensor(rng, (2, 1, k, n), BF16)
         sums = torch.from_numpy(in_tiles(a, b, packed=packed, spec=spec))
@@ -233,7 +233,7 @@ def test_the_kernel_stores_whole_tiles_itself(spec: TileSpec, packed: bool) -> N
 @every_form
 def test_bytes_are_stored_whole(spec: TileSpec, packed: bool) -> None:
     rng = np.random.default_rng(9)
-    slow = {"l3_bytes_per_us": 30_000, "memory_bytes_per_us": 30_000}
+    slow = {"l3_bytes_per_us": 30_000, "fma512_per_us": 7600}
     for m, n, k in ((40, 64, 64), (70, 96, 3000), (33, 40, 5), (37, 48, 130)):
         a, b = bytes_(rng, (1, 2, m, k), unsigned=spec.unsigned), bytes_(rng, (1, 2, k, n))
         for l2_bytes in (1 << 20, 4 << 10):

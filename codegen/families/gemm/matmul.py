@@ -46,8 +46,6 @@ beside which B's are taken apart. In the middle of what is measured, 50 and 100.
 _HALF_SHARE = 16
 # Rows of bf16 are widened in place, for each tile, where no more than so many panels of B read them: else once, as they are packed.
 _PANELS_WIDENED = 2
-# Of so many rows even a few columns are streamed: packing them would take longer than the product.
-_ROWS_OF_NARROW = 4
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
 # them would fetch each line several times.
 _PASSES_OF_SHORT_ROWS = 4
@@ -58,8 +56,9 @@ _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
 # B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
 # Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
-# A third-level cache that is hardly faster than memory is read as memory is, by columns of so many elements at least.
-_LEAST_STREAM = 128
+# A third-level cache that is as slow as memory is read as memory is where B takes more than so many halves of the second-level one,
+# in columns of at least so many elements: for rows in strips, and in groups. Found on a Granite Rapids.
+_KEPT_HALVES, _LEAST_STREAM = 3, (1024, 384)
 # Rows of single elements are read in place for fewer panels of B, or up to so many row panels, or wherever lines come fast enough.
 _IN_PLACE_PANELS, _IN_PLACE_ROWS = 8, 4
 # Few rows wake another thread for so much less work than others: most of their time is of calls and stores that cycles don't count.
@@ -221,9 +220,7 @@ class Matmul:
         if x.workspace is None or self.elem not in STREAM_ROWS:
             tiled()
             return
-        narrow = narrow_columns(self.elem, self.spec)
-        least = fn.select(fn.cmp("le", x.m, _ROWS_OF_NARROW), fn.i64(1), narrow)
-        few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[self.elem]), fn.cmp("ge", x.n, least))
+        few = fn.cmp("le", x.m, STREAM_ROWS[self.elem])
         streams = fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
         fn.if_else(streams, lambda: self._launch_stream(host, x), tiled, [])
 
@@ -380,9 +377,10 @@ class Matmul:
             nbytes = fn.mul(fn.mul(fn.mul(n, k), batches), BITS[self.elem] // 8)
         alone = fn.cmp("le", m, STRIP_ROWS)
         eighths = fn.select(alone, fn.i64(_KEPT_EIGHTHS), _KEPT_OF_GROUPS)
-        slow = fn.and_(l3_is_slow(host), fn.cmp("ge", k, _LEAST_STREAM))
-        kept = fn.select(slow, 0, fn.divu(fn.mul(host.machine("l3_bytes"), eighths), 8))
-        far = fn.cmp("gt", nbytes, fn.max(kept, host.l2_bytes))
+        strips, groups = _LEAST_STREAM
+        slow = fn.and_(l3_is_slow(host), fn.cmp("ge", k, fn.select(alone, fn.i64(strips), groups)))
+        in_l2, in_l3 = fn.divu(fn.mul(host.l2_bytes, _KEPT_HALVES), 2), fn.divu(fn.mul(host.machine("l3_bytes"), eighths), 8)
+        far = fn.cmp("gt", nbytes, fn.select(slow, in_l2, fn.max(in_l3, host.l2_bytes)))
         short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
         long = fn.and_(alone, fn.cmp("ge", chunk, fn.min(fn.mul(m, _COLUMNS_OF_ROW), _COLUMNS_OF_STRIPS)))
         long = fn.and_(long, fn.cmp("gt", nbytes, fn.divu(host.l2_bytes, _KEPT_BY_PASSES)))
@@ -391,9 +389,10 @@ class Matmul:
         cycles = fn.divu(fn.mul(fn.add(fn.mul(k, step), call_cycles(self.spec)), chunk), self.spec.panel(self.elem))
         grain = fn.add(fn.divu(wake_cycles(host), fn.mul(cycles, _EAGER_WAKES)), 1)
         sizes = [m, n, k, fn.max(x.batch[1], 1), chunk, order, *map(host.machine, STREAM_FACTS)]
+        result = fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result
         host.launch(
             emit_stream_kernel(host.module, self.elem, self.spec),
-            [x.a, sa[2], *sa[:2], x.b, *sb[:3], *sizes, x.epilogue, x.epilogue_args],
+            [x.a, sa[2], *sa[:2], x.b, *sb[:3], *sizes, result, x.epilogue, x.epilogue_args],
             count,
             grain,
             stream_scratch_bytes(self.elem, self.spec),

@@ -1,0 +1,152 @@
+"""The inner kernels of products of a few rows with a B as it lies: a pass over k, and a few rows of B added to a strip of sums."""
+
+from __future__ import annotations
+
+from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, accumulator
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I32, I64, PTR, Fn, KernelModule, V, vec
+
+__all__ = ["emit_pass", "emit_strip"]
+
+# Rows of B that are added to a strip of sums at a time, if registers hold their factors.
+_STRIP_DEPTH = 8
+# The rows that come next are prefetched to the second level: a strip of them is larger than any machine's first. Where they are
+# in a cache already, prefetches take 0.1 to 0.3 of the time.
+_STRIP_LOCALITY = 2
+
+
+def _memory(elem: str) -> str:
+    """The type that elements are loaded as: bf16 and f16 as integers, which every target moves."""
+    return "i16" if elem in (BF16, F16) else elem
+
+
+def _widened(fn: Fn, elem: str, x: V) -> V:
+    """A loaded element or vector of them as sums are."""
+    if elem == F16:
+        return fn.cast(fn.bitcast(x, F16), F32)
+    return fn.bitcast(fn.shl(fn.cast(x, I32, signed=False), 16), F32) if elem == BF16 else x
+
+
+def _load(fn: Fn, elem: str, p: V, lanes: int, mask: V | None = None) -> V:
+    """A vector of B, of whose lanes those without `mask` aren't read."""
+    ty = vec(_memory(elem), lanes)
+    x = fn.load(p, ty, BITS[elem] // 8) if mask is None else fn.masked_load(p, mask, fn.const(0, ty))
+    return _widened(fn, elem, x)
+
+
+def _factor(fn: Fn, elem: str, p: V, lanes: int) -> V:
+    """An element of A in every lane."""
+    return fn.splat(_widened(fn, elem, fn.load(p, _memory(elem))), lanes)
+
+
+def emit_pass(
+    module: KernelModule, elem: str, rows: int, vectors: int, spec: TileSpec, *, part: bool = False, far: bool = False
+) -> str:
+    """`stream_{elem}_{rows}_{vectors}(a, lda, b, ldb, k, tile, ld, width, later, accumulate)`: tile[rows][ld] = A times columns of
+    B, added to what is there if `accumulate`: `vectors` of them, of which the matrix has only `width` in the variant for a `part`,
+    which neither reads nor writes others. Beside each row of B what is `later` elements on is prefetched, to the second level if
+    `far`."""
+    name = f"stream_{elem}_{rows}_{vectors}{'_part' if part else ''}{'_far' if far else ''}"
+    if name in module.functions:
+        return name
+    numbers = [(x, I64) for x in ("ld", "width", "later", "accumulate")]
+    args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), *numbers]
+    fn = Fn(module, name, args, noinline=True)
+    a, lda, b, ldb, k, tile, ld, width, later, accumulate = fn.args
+    lanes = spec.lanes(elem)
+    ty = vec(accumulator(elem), lanes)
+    masks = [fn.tail_mask(fn.sub(width, v * lanes), lanes) if part else None for v in range(vectors)]
+    starts = [fn.gep(a, fn.mul(lda, i), elem) for i in range(rows)]
+    count = rows * vectors
+
+    def cells() -> list[tuple[V, V | None]]:
+        sums = [fn.gep(tile, fn.mul(ld, i), accumulator(elem)) for i in range(rows)]
+        return [(fn.gep(p, v * lanes, accumulator(elem)), mask) for p in sums for v, mask in enumerate(masks)]
+
+    def loaded() -> list[V]:
+        return [fn.load(p, ty) if mask is None else fn.masked_load(p, mask, fn.const(0.0, ty)) for p, mask in cells()]
+
+    start = fn.if_else(fn.cmp("ne", accumulate, 0), loaded, lambda: [fn.const(0.0, ty)] * count, [ty] * count)
+    with fn.loop(0, k, 1, start) as loop:
+        row = fn.gep(b, fn.mul(loop.iv, ldb), elem)
+        next_row = fn.gep(row, later, elem)
+        acc = list(loop.carried)
+
+        def factor(i: int) -> V:
+            return _factor(fn, elem, fn.gep(starts[i], loop.iv, elem), lanes)
+
+        def column(v: int) -> V:
+            fn.prefetch(fn.gep(next_row, v * lanes, elem), *([_STRIP_LOCALITY] if far else []))
+            return _load(fn, elem, fn.gep(row, v * lanes, elem), lanes, masks[v])
+
+        def add(i: int, v: int, x: V, y: V) -> None:
+            acc[i * vectors + v] = fn.fma(x, y, acc[i * vectors + v])
+
+        # Registers hold the shorter side of a step, beside the sums.
+        if rows <= vectors:
+            xs = [factor(i) for i in range(rows)]
+            for v in range(vectors):
+                y = column(v)
+                for i, x in enumerate(xs):
+                    add(i, v, x, y)
+        else:
+            ys = [column(v) for v in range(vectors)]
+            for i in range(rows):
+                x = factor(i)
+                for v, y in enumerate(ys):
+                    add(i, v, x, y)
+        loop.yield_(*acc)
+    for i, (x, (p, mask)) in enumerate(zip(loop.results, cells(), strict=True)):
+        if mask is None:
+            fn.store(x, p)
+        else:
+            fn.store_first(x, p, fn.sub(width, i % vectors * lanes))
+    fn.done()
+    return name
+
+
+def emit_strip(module: KernelModule, elem: str, rows: int, spec: TileSpec, *, far: bool) -> str:
+    """`strip_{elem}_{rows}(a, lda, b, ldb, k, tile, columns)`: tile[rows][columns] = A times columns of B, its rows whole vectors
+    apart. The next rows of B are prefetched if it's `far`."""
+    name = f"strip_{elem}_{rows}{'_far' if far else ''}"
+    if name in module.functions:
+        return name
+    args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), ("columns", I64)]
+    fn = Fn(module, name, args, noinline=True)
+    a, lda, b, ldb, k, tile, columns = fn.args
+    lanes, acc = spec.lanes(elem), accumulator(elem)
+    ty = vec(acc, lanes)
+    whole = fn.mul(fn.divu(columns, lanes), lanes)
+    apart, mask = fn.mul(fn.ceildivu(columns, lanes), lanes), fn.tail_mask(fn.sub(columns, whole), lanes)
+    starts = [fn.gep(a, fn.mul(lda, i), elem) for i in range(rows)]
+    with fn.loop(0, fn.mul(apart, rows), lanes) as at:
+        fn.store(fn.const(0.0, ty), fn.gep(tile, at.iv, acc))
+
+    def add(first: V, count: int) -> None:
+        factors = [[_factor(fn, elem, fn.gep(p, fn.add(first, j), elem), lanes) for p in starts] for j in range(count)]
+        below = [fn.gep(b, fn.mul(fn.add(first, j), ldb), elem) for j in range(count)]
+        later = [fn.gep(row, fn.mul(ldb, count), elem) for row in below]
+
+        def add_at(column: V, mask: V | None) -> None:
+            places = [fn.gep(tile, fn.add(fn.mul(apart, i), column), acc) for i in range(rows)]
+            sums = [fn.load(p, ty) for p in places]
+            for row, after, xs in zip(below, later, factors, strict=True):
+                if far:
+                    fn.prefetch(fn.gep(after, column, elem), _STRIP_LOCALITY)
+                y = _load(fn, elem, fn.gep(row, column, elem), lanes, mask)
+                sums = [fn.fma(x, y, z) for x, z in zip(xs, sums, strict=True)]
+            for p, x in zip(places, sums, strict=True):
+                fn.store(x, p)
+
+        with fn.loop(0, whole, lanes) as at:
+            add_at(at.iv, None)
+        with fn.when(fn.cmp("lt", whole, columns)):
+            add_at(whole, mask)
+
+    depth = min(_STRIP_DEPTH, spec.target.registers // (2 * rows))  # the factors of so many rows of B stay in registers
+    main = fn.mul(fn.divu(k, depth), depth)
+    with fn.loop(0, main, depth) as kk:
+        add(kk.iv, depth)
+    with fn.loop(main, k) as kk:
+        add(kk.iv, 1)
+    fn.done()
+    return name

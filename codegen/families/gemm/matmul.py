@@ -348,7 +348,9 @@ class Matmul:
 
     def _launch(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V], blocking: _Blocking) -> list[V]:
         fn, plan = host.fn, blocking.plan
-        touch = self._touch(host, x)
+        # Blocks of one row panel go on beside their last tile, where stores find lines that the hardware has fetched.
+        beside = fn.and_(fn.cmp("gt", plan.blocks, 1), fn.cmp("le", plan.rows, self.spec.rows(self.elem)))
+        touch = fn.select(beside, fn.int_to_ptr(fn.i64(0)), self._touch(host, x))
         batch0, batch1, row, column = x.a_strides
         cuts = [plan.blocks, plan.kc, plan.nc, plan.tiles, *map(host.machine, AHEAD)]
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1)]

@@ -42,9 +42,10 @@ _FAR_EXCESS, _FEW_PANELS = 2, 4
 # Where B is packed beforehand, its panels cost so many of these in all.
 _PACKED_COPIES = 3
 # Tiles below each other write pieces of rows of C that are far apart, those beside each other go on where the last one ended:
-# cycles of a row of a tile, in a matrix of so many panels and more. One row panel a block then pays where all of B stays in one
-# part in so many of the third-level cache, and the row panel of A in the first.
-_APART_CYCLES, _WIDE_PANELS, _B_SHARE = 20, 16, 4
+# cycles of a row of a tile, at least, or in which the third-level cache delivers so many bytes, in a matrix of so many panels and
+# more (fewer where that cache is slow). One row panel a block then pays where all of B stays in one part in so many of the
+# third-level cache, or in half of the second, and the row panel of A in the first.
+_APART_CYCLES, _APART_BYTES, _WIDE_PANELS, _B_SHARE = 20, 256, (16, 8), 4
 # Where rows of A don't stay in the second-level cache, they come from the third. Of a step's products one part in so many is lost,
 # or what that takes longer than one part in so many.
 _UNCACHED_SHARE, _HIDDEN_SHARE = 16, 8
@@ -112,7 +113,8 @@ class Plan:
         nbytes = fn.select(fn.and_(lone, in_place), 0, nbytes)
         least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
         threads, columns = host.num_threads, fn.max(panels, 1)
-        wide = fn.cmp("ge", columns, _WIDE_PANELS)
+        slow, (most_wide, least_wide) = l3_is_slow(host), _WIDE_PANELS
+        wide = fn.cmp("ge", columns, fn.select(slow, fn.i64(least_wide), most_wide))
         most_alone = fn.divu(fn.mul(host.l2_bytes, _ALONE_SHARE[0]), _ALONE_SHARE[1])
         wake, stream = wake_cycles(host), cycles_from_memory(host, spec.row_bytes(elem))
         copying = copy_cycles(host, spec.row_bytes(elem)) if copied else fn.i64(0)
@@ -120,11 +122,15 @@ class Plan:
 
         with fn.wrapping():
             b_bytes = fn.mul(fn.mul(k, columns), spec.row_bytes(elem) * _B_SHARE)
-        near = fn.and_(fn.cmp("le", b_bytes, host.machine("l3_bytes")), fn.not_(l3_is_slow(host)))
+        inside = fn.cmp("le", b_bytes, fn.mul(host.l2_bytes, _B_SHARE // 2))  # of the second-level cache
+        near = fn.or_(inside, fn.and_(fn.cmp("le", b_bytes, host.machine("l3_bytes")), fn.not_(slow)))
+        again = fn.select(inside, 0, stream)
         # Rows of a B from memory are read at half the rate while they are multiplied, or less.
         far = fn.and_(passes_caches(host, fn.divu(b_bytes, _B_SHARE * _FAR_EXCESS)), fn.cmp("gt", m, _FEW_PANELS * spec.rows(elem)))
         self._few_rows = fn.not_(far) if may_stream(elem, spec) else fn.const(1, I1)
         self._stream, self._by_tiles = stream, None if by_tiles is None else fn.and_(by_tiles, near)
+
+        row_apart = fn.max(cycles_from_l3(host, fn.i64(_APART_BYTES)), _APART_CYCLES)
 
         def cost(blocks: V) -> tuple[V, V, V, V]:
             rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
@@ -136,8 +142,8 @@ class Plan:
                 uncached = fn.and_(uncached, fn.not_(fits))
             away = fn.sub(cycles_from_l3(host, fn.mul(rows, a_bytes)), fn.divu(work, _HIDDEN_SHARE))
             work = fn.add(work, fn.select(uncached, fn.max(fn.divu(work, _UNCACHED_SHARE), away), 0))
-            work = fn.max(work, stream)
-            apart = fn.select(fn.and_(wide, fn.cmp("gt", in_block, 1)), fn.mul(rows, _APART_CYCLES), 0)
+            work = fn.max(work, again)
+            apart = fn.select(fn.and_(wide, fn.cmp("gt", in_block, 1)), fn.mul(rows, row_apart), 0)
             step = work
             if copied:
                 share = fn.divu(fn.mul(copying, _PACKED_COPIES), blocks)

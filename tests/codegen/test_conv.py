@@ -66,6 +66,7 @@ TRANSPOSED = [
     ConvTranspose(9, 4, (5,), (3,), (2,), (1,), (2,), spec=TILES),
     ConvTranspose(4, 3, (2, 3, 3), (2, 1, 2), (0, 1, 1), (1, 0, 0), (1, 1, 1), spec=TILES),
     ConvTranspose(5, 9, (3, 3), (2, 2), (1, 1), (0, 0), (1, 1), elem=F64, spec=TILES),
+    ConvTranspose(3, 2, (18,), (17,), (0,), (0,), (1,), spec=TILES),  # more phases than a vector has lanes
 ]
 
 

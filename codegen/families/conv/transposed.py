@@ -293,7 +293,8 @@ class ConvTranspose:
         with fn.when(fn.cmp("gt", count, 0)):
             grain = grain_of(host, fn.mul(fn.min(positions, _BLOCK), _POSITION_WORK))
             args = [epilogue, epilogue_args, fn.i64(self.out_channels), *full, positions, blocks, *table]
-            host.launch(f"{self.name}_interleave", args, count, grain, _BLOCK * BITS[self.elem] // 8)
+            scratch = (_BLOCK + 3 * _room(self.stride[-1], self.spec.lanes(self.elem))) * BITS[self.elem] // 8
+            host.launch(f"{self.name}_interleave", args, count, grain, scratch)
 
 
 def _emit_store(module: KernelModule, elem: str, spec: TileSpec) -> None:
@@ -313,17 +314,21 @@ def _emit_store(module: KernelModule, elem: str, spec: TileSpec) -> None:
 
 
 def _emit_interleave(module: KernelModule, prefix: str, elem: str, stride: Sequence[int], spec: TileSpec) -> None:
-    """Items are (image, channel, block of positions); output o of a row is in phase o mod stride at o / stride."""
+    """Items are (image, channel, block of positions); output o of a row is in phase o mod stride at o / stride.
+
+    In the worker's scratch there is room before and behind the block: rows are written in whole vectors of all phases, past both
+    of their ends; the next row comes later.
+    """
     name = f"{prefix}_interleave"
     if name in module.functions:
         return
     s = (1,) * (3 - len(stride)) + tuple(stride)
     lanes = spec.lanes(elem)
     f = kernel_fn(module, name)
-    args, begin, end, _, tile = f.args
+    args, begin, end, _, scratch = f.args
     head = load_args(f, [PTR, PTR, I64, I64, I64, I64, I64, I64])
     epilogue, eargs, channels, _, oh, ow, positions, blocks = head
-    per_image = f.mul(channels, blocks)
+    tile, per_image = f.gep(scratch, _room(s[2], lanes), elem), f.mul(channels, blocks)
     zero = f.const(0.0, vec(elem, lanes))
     with f.loop(begin, end) as items:
         plane = f.divu(items.iv, blocks)
@@ -334,21 +339,41 @@ def _emit_interleave(module: KernelModule, prefix: str, elem: str, stride: Seque
             start = f.mul(rows.iv, ow)
             lo, hi = f.max(start, p0), f.min(f.add(start, ow), stop)
             phase_row = f.add(f.mul(f.remu(z, s[0]), s[1]), f.remu(y, s[1]))
+            sources = []  # where each phase's row is, and how many it has, none if it is zero
             for r in range(s[2]):
                 entry = f.gep(args, f.add(f.mul(f.add(f.mul(phase_row, s[2]), r), 4), len(head)), I64)
                 address, pd, ph, pw = (f.load(f.gep(entry, i, I64), I64) for i in range(4))
                 row = f.add(f.mul(f.add(f.mul(plane, pd), f.divu(z, s[0])), ph), f.divu(y, s[1]))
                 src = f.gep(f.int_to_ptr(address), f.mul(row, pw), elem)
-                exists = f.splat(f.cmp("ne", address, 0), lanes)
-                # Positions j of the phase with lo <= start + j*stride + r < hi.
-                j0 = f.divu(f.add(f.sub(lo, start), s[2] - 1 - r), s[2])
-                j1 = f.divu(f.add(f.sub(hi, start), s[2] - 1 - r), s[2])
-                with f.loop(j0, j1, lanes) as j:
-                    mask = f.tail_mask(f.sub(j1, j.iv), lanes)
-                    value = f.masked_load(f.gep(src, j.iv, elem), f.and_(mask, exists), zero)
-                    at = f.sub(f.add(start, f.add(f.mul(j.iv, s[2]), r)), p0)
-                    steps = f.dense([i * s[2] for i in range(lanes)], I32)
-                    f.scatter(value, f.gep(f.gep(tile, at, elem), steps, elem), mask)
+                sources.append((src, f.select(f.cmp("ne", address, 0), pw, 0)))
+            first, last = f.divu(f.sub(lo, start), s[2]), f.ceildivu(f.sub(hi, start), s[2])
+            with f.loop(first, last, lanes) as j:
+                at = f.gep(tile, f.sub(f.add(start, f.mul(j.iv, s[2])), p0), elem)
+                values = [
+                    f.masked_load(f.gep(src, j.iv, elem), f.tail_mask(f.max(f.sub(count, j.iv), 0), lanes), zero)
+                    for src, count in sources
+                ]
+                _store_in_turn(f, values, at, f.sub(last, j.iv))
         image, m = f.divu(items.iv, per_image), f.remu(plane, channels)
         f.call_ptr(epilogue, [eargs, tile, f.i64(_BLOCK), image, m, p0, f.i64(1), f.sub(stop, p0)])
     f.done()
+
+
+def _room(phases: int, lanes: int) -> int:
+    """Elements, in whole vectors, that a row of so many phases may be off at its beginning, and half of those at its end."""
+    return -(-max(phases, lanes) // lanes) * lanes
+
+
+def _store_in_turn(f: Fn, values: Sequence[V], to: V, count: V) -> None:
+    """Stores the first elements of all vectors, then the second ones, of `count` of each at least."""
+    elem, lanes, apart = values[0].elem, values[0].lanes, len(values)
+    if apart == 1:
+        f.store(values[0], to)
+    elif apart == 2:
+        for half in range(2):
+            order = [i // 2 + i % 2 * lanes for i in range(half * lanes, (half + 1) * lanes)]
+            f.store(f.shuffle(*values, order), f.gep(to, half * lanes, elem))
+    else:
+        steps = f.dense([i * apart for i in range(lanes)], I32)
+        for r, value in enumerate(values):
+            f.scatter(value, f.gep(f.gep(to, r, elem), steps, elem), f.tail_mask(count, lanes))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from dhlo.codegen.families.box import update_cycles, wake_cycles
+from dhlo.codegen.families.box import update_cycles, vector_cycles_from_l3, wake_cycles
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.winograd_blocking import Blocking
 from dhlo.codegen.families.conv.winograd_kernel import emit_winograd_kernel
@@ -134,7 +134,9 @@ class Winograd:
         # Sums lie in the second cache, and are read and written again for each depth block.
         updates = f.mul(update_cycles(host), self.depth_blocks)
         sums = f.mul(tiles, f.mul(f.add(f.mul(f.add(updates, 1), b.points), by_outputs), out_vectors))
-        mapped = f.mul(groups, in_channels * out_vectors * by_weights)
+        # Weights are read as they are mapped, by nothing else in the meantime.
+        weight = f.max(f.mul(vector_cycles_from_l3(host), b.taps), by_weights)
+        mapped = f.mul(groups, f.mul(weight, in_channels * out_vectors))
         # Transposing a square of vectors takes a load and a store each, and as many shuffles as there are bits in an index.
         strips = f.mul(
             f.ceildivu(f.add(f.mul(cut.tw, self.across.step), self.across.overlap), p.lanes),

@@ -372,7 +372,7 @@ def _store_in_turn(f: Fn, values: Sequence[V], to: V, count: V) -> None:
     elif apart == 2:
         for half in range(2):
             order = [i // 2 + i % 2 * lanes for i in range(half * lanes, (half + 1) * lanes)]
-            f.store(f.shuffle(*values, order), f.gep(to, half * lanes, elem))
+            f.store(f.shuffle(values[0], values[1], order), f.gep(to, half * lanes, elem))
     else:
         steps = f.dense([i * apart for i in range(lanes)], I32)
         for r, value in enumerate(values):

@@ -28,7 +28,7 @@ from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, Strided
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
 from dhlo.codegen.families.gemm.plan import Plan, call_cycles
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, in_one_set, unit
-from dhlo.codegen.families.gemm.tiles import OWN_USES, TileProduct
+from dhlo.codegen.families.gemm.tiles import TileProduct
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.target import LINE_BYTES
@@ -314,8 +314,8 @@ class Matmul:
             strides = self._launch_pack(host, x, workspace, panels.panels, panels.count)
             return tiles.launch(host, x, _PACKED, [workspace, *strides], touch, panels)
 
-        few = host.fn.cmp("le", self._uses(host.fn, x, plan.blocks), OWN_USES)
-        return host.fn.if_else(few, as_it_lies, pack_first, [])
+        own = tiles.copies_own(host.fn, plan, self._uses(host.fn, x, plan.blocks))
+        return host.fn.if_else(own, as_it_lies, pack_first, [])
 
     def launch_from(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V]) -> None:
         """Launches the product with B from a source, given its arguments `b`; `x.b`, its strides and the workspace aren't read."""

@@ -19,7 +19,15 @@ from dhlo.codegen.families.gemm.tiles_kernel import (
     emit_tiles_kernel,
     tiles_kernel_name,
 )
-from dhlo.codegen.families.gemm.tiles_microkernel import PANEL_ROWS, STEP_BYTES, STEP_UNITS, SUMS_BYTES, TILE_BYTES, TILE_ROWS
+from dhlo.codegen.families.gemm.tiles_microkernel import (
+    PANEL_ROWS,
+    ROW_BYTES,
+    STEP_BYTES,
+    STEP_UNITS,
+    SUMS_BYTES,
+    TILE_BYTES,
+    TILE_ROWS,
+)
 from dhlo.codegen.kernel_ir.builder import BITS, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.target import LINE_BYTES
@@ -27,34 +35,38 @@ from dhlo.codegen.target import LINE_BYTES
 if TYPE_CHECKING:
     from dhlo.codegen.families.gemm.matmul import Operands
 
-__all__ = ["LEAST_ROWS", "OWN_USES", "TILES_PAY", "TilePlan", "TileProduct"]
+__all__ = ["LEAST_ROWS", "TILES_PAY", "TilePlan", "TileProduct"]
 
 TILES_PAY: Final = 400
 """What products of tiles must multiply of bf16 in the time in which f32 multiply-adds multiply 100: twice what dot products do at
 best. Bytes are twice as many in either."""
 LEAST_ROWS: Final = 5
 """Fewer rows are streams of B, which vectors keep up with."""
-OWN_USES: Final = 1
-"""So many blocks copy B for themselves sooner than that a launch before them writes it to memory."""
+# So many blocks copy B for themselves sooner than that a launch before them writes it to memory; any number, of fewer panels.
+_OWN_USES, _OWN_PANELS = 1, 8
 # Part of a step of k that a product has at least.
 _LEAST_SHARE = 4
 # Parts of caches: a piece of a panel of B takes two thirds of the first level. A block's rows, or their chunk, take a quarter of
 # the second, or half as much again if that spares chunks; a group's panels a quarter, sums that wait the rest.
-_L1_PART, _A_SHARE, _WHOLE_A, _COPIED_SHARE, _WAITING_SHARE = (2, 3), 4, (3, 8), 4, 2
-# A block has so many tiles of rows if there are as many: what it reads of B, from the third level or memory, serves so many rows.
-_BLOCK_TILES = 16
-# Copies are of so many steps of k at most: a group then has more panels, whose pieces of a row are long enough for the hardware to
-# see a stream. Found on a Granite Rapids: 1 KiB of each row comes at 60 %, 2 KiB at 80 % of memory's bandwidth.
-_COPIED_STEPS = 8
-# Blocks of rows for each thread, where panels are few: so many items that they balance.
-_ITEMS_PER_THREAD = 4
-# A is packed where so many panels meet it: rows in place take a tenth longer than tiles, packing as long as some products.
-_PACKED_PANELS = 8
+_L1_PART, _A_SHARE, _WHOLE_A, _GROUP_SHARE, _WAITING_SHARE = (2, 3), 4, (3, 8), 4, 2
+# A block has so many tiles of rows if there are as many, more where it copies B: what it reads of B, from the third level or
+# memory, serves so many rows.
+_BLOCK_TILES, _COPYING_TILES = 16, 20
+# Copies are of few steps of k, as a group then has more panels, whose pieces of a row are long enough for the hardware to see a
+# stream (found on a Granite Rapids: 1 KiB of each row comes at 60 %, 2 KiB at 80 % of memory's bandwidth). Where sums of so many
+# rows would wait for the next ones they are of as many as a piece of a panel, and of all if a row panel's take no more than five
+# sixths of the first level. Copies, a block's chunk and waiting sums take so much of the second; pieces of a row so many bytes.
+_COPIED_STEPS, _LONG_ROWS, _ALL_PART, _COPIES_PART, _MOST_PIECE_BYTES = 8, 192, (5, 6), (4, 5), 2048
+# Blocks of rows for each thread, where panels are few: so many items that they balance; fewer where each block copies B.
+_ITEMS_PER_THREAD, _COPYING_ITEMS = 4, 2
+# A is packed where so many panels meet it: rows in place take a tenth longer than tiles, packing as long as some products. Twice as
+# long, where they aren't whole lines and don't wait in the first level.
+_PACKED_PANELS, _PACKED_PANELS_OF_SPLIT_LINES = 8, 2
 # With each chunk of a launch rows are packed, so that each thread gets so many.
 _PACKED_RUNS = 2
-# Multiply-adds of vectors in the time of a step of 16 rows, at least (16 cycles for each of two tiles of sums), and in that of the
-# calls for a tile.
-_STEP_CYCLES, _CALL_CYCLES = 32, 128
+# Multiply-adds of vectors, two a cycle, in the time of a step of 16 rows (16 cycles for each of two tiles of sums), and in that of
+# the calls for a tile.
+_STEP_CYCLES, _CALL_CYCLES = 64, 256
 _PANEL_TILES = PANEL_ROWS // TILE_ROWS
 # Addresses this far apart share sets of the first-level cache.
 _WAY_BYTES = 4096
@@ -114,40 +126,65 @@ class TileProduct:
         most_piece = fn.max(fn.divu(fn.mul(host.machine("l1d_bytes"), part), of * STEP_BYTES), 1)
         tile_rows = fn.max(fn.ceildivu(x.m, TILE_ROWS), 1)
         room = fn.max(fn.divu(l2, _A_SHARE * TILE_BYTES), 1)
-        fit = fn.max(fn.divu(room, steps), _BLOCK_TILES)
+        fit = fn.max(fn.divu(room, steps), _COPYING_TILES if source.together else _BLOCK_TILES)
         cells = fn.mul(fn.mul(*x.batch), panels)
-        wanted = fn.divu(fn.mul(host.num_threads, _ITEMS_PER_THREAD), fn.max(cells, 1))
+        each = _COPYING_ITEMS if source.together else _ITEMS_PER_THREAD
+        wanted = fn.divu(fn.mul(host.num_threads, each), fn.max(cells, 1))
         cut = fn.min(fn.max(_over(fn, tile_rows, fit), wanted), tile_rows)
         high = _over(fn, tile_rows, fn.max(cut, 1))
         # Whole row panels, where there is more than one.
         high = fn.select(fn.cmp("gt", high, 1), fn.mul(fn.ceildivu(high, _PANEL_TILES), _PANEL_TILES), high)
         rows = fn.mul(high, TILE_ROWS)
         blocks = fn.divu(fn.add(x.m, fn.sub(rows, 1)), rows)
-        packed = fn.or_(fn.cmp("ge", panels, _PACKED_PANELS), fn.not_(self._reads_in_place(host, x)))
+        few = fn.i64(_PACKED_PANELS)
+        if not source.together:
+            few = fn.select(self._splits_lines(fn, x), fn.i64(_PACKED_PANELS_OF_SPLIT_LINES), few)
+        packed = fn.or_(fn.cmp("ge", panels, few), fn.not_(self._reads_in_place(host, x)))
         at_once = fn.cmp("le", fn.mul(steps, high), fn.divu(fn.mul(l2, _WHOLE_A[0]), _WHOLE_A[1] * TILE_BYTES))
         most = fn.max(fn.divu(room, high), most_piece)
         if source.together:
-            most = fn.min(most_piece, _COPIED_STEPS)
+            part, of = _ALL_PART
+            some = fn.select(fn.cmp("ge", rows, _LONG_ROWS), most_piece, fn.min(most_piece, _COPIED_STEPS))
+            most = fn.select(fn.cmp("le", fn.mul(steps, of * STEP_BYTES), fn.mul(host.machine("l1d_bytes"), part)), steps, some)
         else:
             most = fn.select(at_once, steps, most)
         chunks = _over(fn, steps, most)
         kc = _over(fn, steps, chunks)
-        piece = _over(fn, kc, _over(fn, kc, most_piece))
-        waiting = fn.max(fn.divu(l2, fn.mul(rows, _WAITING_SHARE * STEP_BYTES // STEP_UNITS)), 1)
-        cached = fn.max(fn.divu(l2, fn.mul(kc, _COPIED_SHARE * STEP_BYTES)), 1)
+        piece = kc if source.together else _over(fn, kc, _over(fn, kc, most_piece))
         several = fn.cmp("gt", chunks, 1)
+        if source.together:
+            nc = self._copied_panels(host, rows, kc, several)
+        else:
+            waiting = fn.divu(l2, fn.mul(rows, _WAITING_SHARE * STEP_BYTES // STEP_UNITS))
+            nc = fn.select(several, waiting, fn.divu(l2, fn.mul(kc, _GROUP_SHARE * STEP_BYTES)))
         in_chunks = fn.and_(several, fn.not_(at_once))
         form = fn.select(packed, fn.select(in_chunks, fn.i64(CHUNKS), WHOLE), IN_PLACE)
-        nc = fn.select(several, waiting, cached)
-        nc = fn.max(fn.min(fn.min(nc, cached) if source.together else nc, panels), 1)
+        nc = fn.max(fn.min(nc, panels), 1)
         count = fn.mul(cells, blocks)
         with fn.wrapping():
-            work = fn.max(fn.mul(high, _STEP_CYCLES), cycles_from_memory(host, STEP_BYTES))
+            products, read = fn.mul(high, _STEP_CYCLES), cycles_from_memory(host, STEP_BYTES)
+            work = fn.add(products, read) if source.together else fn.max(products, read)
             cycles = fn.add(fn.mul(steps, work), fn.mul(high, _CALL_CYCLES))
             grain = fn.add(fn.divu(wake_cycles(host), fn.max(cycles, 1)), 1)
             runs = fn.mul(host.num_threads, _PACKED_RUNS)
             grain = fn.max(grain, fn.select(packed, fn.divu(count, runs), 1))
         return TilePlan(rows, kc, piece, nc, chunks, blocks, panels, form, count, grain)
+
+    @staticmethod
+    def _copied_panels(host: HostContext, rows: V, kc: V, several: V) -> V:
+        """How many panels a block copies together, so many steps of each; 0 where the cache hasn't room for one."""
+        fn, (part, of), sums = host.fn, _COPIES_PART, STEP_BYTES // STEP_UNITS
+        room = fn.divu(fn.mul(host.l2_bytes, part), of)
+        left = fn.max(fn.sub(room, fn.mul(fn.mul(rows, kc), ROW_BYTES)), 0)
+        each = fn.add(fn.mul(kc, STEP_BYTES), fn.select(several, fn.mul(rows, sums), 0))
+        return fn.min(fn.divu(left, each), _MOST_PIECE_BYTES // ROW_BYTES)
+
+    @staticmethod
+    def copies_own(fn: Fn, plan: TilePlan, uses: V) -> V:
+        """Whether each block copies the B that it multiplies with, of whose panels there are so many uses: there are more uses than
+        blocks where batches share B."""
+        few = fn.and_(fn.cmp("lt", plan.panels, _OWN_PANELS), fn.cmp("eq", uses, plan.blocks))
+        return fn.or_(few, fn.cmp("le", uses, _OWN_USES))
 
     def launch(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V], touch: V, plan: TilePlan) -> list[V]:
         """Launches the kernel with B from a source, given its arguments `b`."""
@@ -187,6 +224,11 @@ class TileProduct:
         lines = fn.or_(fn.ptr_to_int(x.result), fn.mul(x.n, BITS[elem] // 8))
         whole = fn.cmp("eq", fn.and_(lines, LINE_BYTES - 1), 0)
         return fn.select(fn.and_(whole, passes_caches(host, nbytes)), fn.i64(1), 0)
+
+    def _splits_lines(self, fn: Fn, x: Operands) -> V:
+        """Whether 64 bytes of most rows of A lie in two lines."""
+        starts = fn.or_(fn.ptr_to_int(x.a), fn.mul(x.a_strides[2], BITS[self.elem] // 8))
+        return fn.cmp("ne", fn.and_(starts, LINE_BYTES - 1), 0)
 
     def _reads_in_place(self, host: HostContext, x: Operands) -> V:
         """Whether A is read where it lies: k contiguous, and the lines of a tile's rows don't crowd few sets of the first cache."""

@@ -26,7 +26,8 @@ from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, may_
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
-from dhlo.codegen.families.gemm.plan import Plan, call_cycles
+from dhlo.codegen.families.gemm.plan import Plan
+from dhlo.codegen.families.gemm.plan_cost import call_cycles
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, in_one_set, unit
 from dhlo.codegen.families.gemm.tiles import TileProduct
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, Fn, KernelModule, V

@@ -1,0 +1,171 @@
+"""What cutting a product's rows in blocks costs: the host program's model, in multiply-adds of whole vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dhlo.codegen.families.box import copy_cycles, cycles_from_l3, cycles_from_memory, l3_is_slow, passes_caches, wake_cycles
+from dhlo.codegen.families.gemm.pack import may_stream
+from dhlo.codegen.families.gemm.register_tile import TileSpec
+from dhlo.codegen.kernel_ir.builder import F32, I1, Fn, V
+from dhlo.codegen.kernel_ir.launch import HostContext
+
+__all__ = ["BlockCosts", "Cut", "RightSide", "call_cycles"]
+
+# So many packings of B, each to a panel that stays in the cache, are cheaper than one by a launch before, all of B to memory.
+_FEW_USES = 2
+# Cycles of a call of micro-kernel and epilogue and in it of each vector of the tile.
+_CALL_CYCLES, _VECTOR_CYCLES = 16, 3
+# How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
+# more than one part in so many of the time, half as many, if they balance as well.
+_CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
+# Where tiles pack it on the way, stores of a step take so many beside its products. Any number of blocks may do so, each of which
+# then reads B, where it stays in a part of the third-level cache (`_B_SHARE`), and would come from memory in no more than one part
+# in so many of the time of their products. Found on a Zen 5: two stores in the first cache take as long as 2.2 of the 28
+# multiply-adds of a step there; of a B from memory a tile that packs takes 1.6 to 2.3 times as long as others.
+_STORED_CYCLES, _STREAM_SHARE = 2, 4
+# A B of so many times what would be stored past the caches is packed beforehand for more than so many row panels.
+_FAR_EXCESS, _FEW_PANELS = 2, 4
+# Where B is packed beforehand, its panels cost so many of these in all.
+_PACKED_COPIES = 3
+# Tiles below each other write pieces of rows of C that are far apart, those beside each other go on where the last one ended:
+# cycles of a row of a tile, at least, or in which the third-level cache delivers so many bytes, in a matrix of so many panels and
+# more (fewer where that cache is slow). One row panel a block then pays where all of B stays in one part in so many of the
+# third-level cache, or in half of the second, and the row panel of A in the first.
+_APART_CYCLES, _APART_BYTES, _WIDE_PANELS, _B_SHARE = 20, 256, (16, 8), 4
+# Where rows of A don't stay in the second-level cache, they come from the third. Of a step's products one part in so many is lost,
+# or what that takes longer than one part in so many.
+_UNCACHED_SHARE, _HIDDEN_SHARE = 16, 8
+
+
+def call_cycles(spec: TileSpec) -> int:
+    """Cost of the calls for some rows of a panel of B."""
+    return (_CALL_CYCLES + _VECTOR_CYCLES * spec.mr * spec.vectors) * spec.per_panel
+
+
+@dataclass(frozen=True)
+class RightSide:
+    """A product's B: whether blocks may pack it for themselves, and what its panels cost.
+
+    copying, own   a step of a panel that is packed by a launch before, and by each block
+    stream, again  a step from memory, and one that another block has read before
+    near           all of B stays in a part of the third-level cache, or of the second where that is slow
+    wide           rows of the result are long enough for tiles beside each other to pay
+    few_rows       few blocks pack for themselves, as B is no larger than the caches, or rows are few
+    by_tiles       any number may, whose tiles pack on the way; None where they never do
+    """
+
+    fn: Fn
+    spec: TileSpec
+    copied: bool
+    copying: V
+    own: V
+    stream: V
+    again: V
+    near: V
+    wide: V
+    few_rows: V
+    by_tiles: V | None
+
+    @classmethod
+    def of(
+        cls, host: HostContext, spec: TileSpec, elem: str, m: V, k: V, columns: V, copied: bool, by_tiles: V | None
+    ) -> RightSide:
+        """`columns` panels of `k` units; `copied`: they aren't packed yet; `by_tiles`: tiles may pack them on the way."""
+        fn, row_bytes = host.fn, spec.row_bytes(elem)
+        slow, (most_wide, least_wide) = l3_is_slow(host), _WIDE_PANELS
+        wide = fn.cmp("ge", columns, fn.select(slow, fn.i64(least_wide), most_wide))
+        stream, copying = cycles_from_memory(host, row_bytes), copy_cycles(host, row_bytes) if copied else fn.i64(0)
+        own = copying if by_tiles is None else fn.select(by_tiles, fn.min(copying, _STORED_CYCLES), copying)
+        with fn.wrapping():
+            nbytes = fn.mul(fn.mul(k, columns), row_bytes * _B_SHARE)
+        inside = fn.cmp("le", nbytes, fn.mul(host.l2_bytes, _B_SHARE // 2))  # of the second-level cache
+        near = fn.or_(inside, fn.and_(fn.cmp("le", nbytes, host.machine("l3_bytes")), fn.not_(slow)))
+        # Rows of a B from memory are read at half the rate while they are multiplied, or less.
+        far = passes_caches(host, fn.divu(nbytes, _B_SHARE * _FAR_EXCESS))
+        far = fn.and_(far, fn.cmp("gt", m, _FEW_PANELS * spec.rows(elem)))
+        few_rows = fn.not_(far) if may_stream(elem, spec) else fn.const(1, I1)
+        by_tiles = None if by_tiles is None else fn.and_(by_tiles, near)
+        return cls(fn, spec, copied, copying, own, stream, fn.select(inside, 0, stream), near, wide, few_rows, by_tiles)
+
+    def packs_own(self, uses: V, rows: V) -> V:
+        """Whether each of a panel's uses, blocks of so many rows, packs it to scratch: no second launch, no way through memory."""
+        fn, few = self.fn, self.fn.and_(self.fn.cmp("le", uses, _FEW_USES), self.few_rows)
+        if self.by_tiles is None:
+            return few
+        work = fn.mul(rows, self.spec.vectors * self.spec.per_panel)
+        return fn.or_(few, fn.and_(self.by_tiles, fn.cmp("ge", work, fn.mul(self.stream, _STREAM_SHARE))))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A number of row blocks: what the thread that has most to do takes, how few items are worth a thread, rows of a block."""
+
+    cost: V
+    grain: V
+    blocks: V
+    rows: V
+
+    @property
+    def values(self) -> tuple[V, ...]:
+        """All of them, for a loop to carry."""
+        return self.cost, self.grain, self.blocks, self.rows
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """What a product of m rows by `columns` panels of each matrix, `cells` in all, costs by its number of row blocks.
+
+    least      blocks whose rows of A fit the second-level cache
+    fits_once  whether rows of A in a single block do, too, beside a chunk of B that is copied for it alone
+    a_bytes    of an element of A, as it is multiplied
+    """
+
+    host: HostContext
+    spec: TileSpec
+    elem: str
+    m: V
+    k: V
+    columns: V
+    cells: V
+    in_place: V
+    right: RightSide
+    least: V
+    fits_once: V
+    a_bytes: int
+
+    def of(self, blocks: V) -> Cut:
+        """Of so many blocks; modulo 2^64."""
+        fn, spec, threads = self.host.fn, self.spec, self.host.num_threads
+        rows = fn.divu(fn.add(self.m, fn.sub(blocks, 1)), blocks)
+        item, pack = self._item(blocks, rows), fn.mul(fn.max(rows, spec.lanes(F32) // 2), self.k)  # transposed a vector at a time
+        share = fn.divu(fn.add(fn.mul(self.cells, blocks), fn.sub(threads, 1)), threads)
+        dear = fn.cmp("gt", fn.mul(pack, _PACK_SHARE * _CHUNKS_PER_THREAD), fn.mul(share, item))
+        halved = fn.and_(fn.and_(dear, fn.not_(self.in_place)), fn.cmp("ge", share, _MIN_HALVED))
+        chunks = fn.select(halved, fn.i64(_CHUNKS_PER_THREAD // 2), _CHUNKS_PER_THREAD)
+        runs = fn.add(fn.divu(share, self.columns), fn.select(self.in_place, 1, chunks))
+        cut = fn.add(fn.mul(share, item), fn.mul(runs, pack))
+        blocks_each = fn.divu(fn.add(fn.mul(fn.divu(self.cells, self.columns), blocks), fn.sub(threads, 1)), threads)
+        whole = fn.mul(blocks_each, fn.add(fn.mul(self.columns, item), pack))
+        use_whole = fn.and_(fn.cmp("lt", whole, cut), fn.not_(self.in_place))
+        grain = fn.add(fn.divu(wake_cycles(self.host), fn.max(item, 1)), 1)
+        grain = fn.max(grain, fn.select(halved, fn.divu(share, chunks), 1))
+        return Cut(fn.min(whole, cut), fn.select(use_whole, self.columns, grain), blocks, rows)
+
+    def _item(self, blocks: V, rows: V) -> V:
+        """A block's products by a panel."""
+        fn, spec, host, right = self.host.fn, self.spec, self.host, self.right
+        in_block = fn.ceildivu(rows, spec.rows(self.elem))
+        work = fn.mul(rows, spec.vectors * spec.per_panel * spec.left_parts(self.elem))
+        uncached = fn.cmp("lt", blocks, self.least)
+        if right.copied:
+            uncached = fn.and_(uncached, fn.not_(fn.and_(self.fits_once, fn.cmp("eq", blocks, 1))))
+        away = fn.sub(cycles_from_l3(host, fn.mul(rows, self.a_bytes)), fn.divu(work, _HIDDEN_SHARE))
+        work = fn.add(work, fn.select(uncached, fn.max(fn.divu(work, _UNCACHED_SHARE), away), 0))
+        step = fn.max(work, right.again)
+        if right.copied:
+            share = fn.divu(fn.mul(right.copying, _PACKED_COPIES), blocks)
+            step = fn.add(step, fn.select(right.packs_own(blocks, rows), right.own, share))
+        row_apart = fn.max(cycles_from_l3(host, fn.i64(_APART_BYTES)), _APART_CYCLES)
+        apart = fn.select(fn.and_(right.wide, fn.cmp("gt", in_block, 1)), fn.mul(rows, row_apart), 0)
+        return fn.add(fn.add(fn.mul(self.k, step), fn.mul(in_block, call_cycles(spec))), apart)

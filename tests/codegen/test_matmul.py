@@ -103,6 +103,9 @@ def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, splits: bo
 
 
 def element_strides(x: Array) -> list[int]:
+    """In elements; of an empty array those that PyTorch gives it, where NumPy has zeros."""
+    if x.size == 0:
+        return [int(np.prod([max(n, 1) for n in x.shape[i + 1 :]])) for i in range(x.ndim)]
     return [s // x.itemsize for s in x.strides]
 
 
@@ -288,6 +291,8 @@ def test_few_rows_stream_b_in_place(elem: str) -> None:
         (5, 3300, 50, 1),
         (7, 75, 1000, 1),
         (9, 130, 700, 2),
+        (3, 0, 5, 1),
+        (8, 0, 5, 2),
     ]:
         a, b = tensor(rng, (batch, 1, m, k), elem), tensor(rng, (batch, 1, k, n + 3), elem)[..., 2 : n + 2]
         got = run(a, b, packed=False, seed=n, num_threads=1 + m % 3)

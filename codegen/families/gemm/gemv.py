@@ -65,7 +65,7 @@ def _strip(elem: str) -> int:
 
 
 def narrow_columns(elem: str, spec: TileSpec) -> int:
-    """Items should be multiples of this many columns; fewer columns than this aren't worth the kernel."""
+    """Items should be multiples of this many columns, but for the last ones."""
     return _NARROW * spec.lanes(elem)
 
 

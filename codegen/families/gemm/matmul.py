@@ -126,12 +126,12 @@ class Matmul:
     The epilogue gets finished sums in `tile` (row-major, leading dimension `ld`, first-level cache): mr <=
     spec.rows(elem) rows, or two tiles of them where the target has matrices in registers (`TileProduct`), from row m0 and
     nr <= spec.panel(elem) columns from column n0 of the linear batch index `batch`; every
-    (batch, row, column) once, in any order and from several threads, but for whole tiles that are stored as they are where the
-    operands name a `result`. The tile may be overwritten. It's called
+    (batch, row, column) once, in any order and from several threads, but for whole tiles, and all sums of few rows by a B that is
+    streamed, which are stored as they are where the operands name a `result`. The tile may be overwritten. It's called
     with zeros where K is 0, not at all where the result is empty. Sums run in order of k with fused multiply-adds (for
     at most 5 rows in up to 6 interleaved partial sums, added up at the end); those of few tiles and much depth in parts of k that
-    follow from the sizes (`parts.py`), where `splits`. Neither the number of threads nor how the work is cut into chunks changes a
-    bit of the result.
+    follow from the sizes (`parts.py`), where `splits` and B isn't streamed. Neither the number of threads nor how the work is cut
+    into chunks changes a bit of the result.
     """
 
     elem: str
@@ -221,7 +221,7 @@ class Matmul:
         if x.workspace is None or self.elem not in STREAM_ROWS:
             tiled()
             return
-        few = fn.cmp("le", x.m, STREAM_ROWS[self.elem])
+        few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[self.elem]), fn.cmp("ge", x.n, 1))
         streams = fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
         fn.if_else(streams, lambda: self._launch_stream(host, x), tiled, [])
 

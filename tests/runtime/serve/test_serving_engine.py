@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,24 @@ def test_a_folder_that_breaks_while_in_use(model: Any, step: CompiledModel, tmp_
         assert all_right() == [5 * PAGE] * 4  # the folder is there again
 
 
+@contextlib.contextmanager
+def held(engine: Engine) -> Iterator[None]:
+    """What is submitted inside begins together: the engine is at the first token of another request, which waits for it."""
+    begun, there = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> bool:
+        begun.set()
+        return there.wait(60)
+
+    first = engine.submit([1], replace(GREEDY, max_tokens=1, constrain=wait))
+    assert begun.wait(60)
+    try:
+        yield
+    finally:
+        there.set()
+    first.result(60)
+
+
 def check_empty(engine: Engine) -> None:
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
@@ -228,8 +246,10 @@ def test_mixes(model: Any, step: CompiledModel, seed: int, blocks: int, step_tok
                 assert choice.finish is FinishReason.LENGTH and len(choice.tokens) == request.params.max_tokens, choice.error
                 check_greedy(model, prompt, choice)
         alike = prompts(rng, *[15] * 8)  # begun with a block each, they come to want four
-        for prompt, output in zip(alike, engine.generate(alike, replace(GREEDY, max_tokens=40)), strict=True):
-            check_greedy(model, prompt, output.choices[0])
+        with held(engine):
+            together = [engine.submit(prompt, replace(GREEDY, max_tokens=40)) for prompt in alike]
+        for prompt, request in zip(alike, together, strict=True):
+            check_greedy(model, prompt, request.result(60).choices[0])
         stats = engine.stats()
         assert stats.cached_tokens > 0
         assert stats.preemptions > 0 or blocks > 20
@@ -260,16 +280,12 @@ def test_eviction_inside_sequences(
         with pytest.raises(ContractError, match=r"beam_width: doesn't go with .* \(evict_to\)"):
             engine.submit(beginning, SamplingParams(beam_width=2))
         engine.generate([[*beginning, 1]], replace(GREEDY, max_tokens=1))
-        # The first token of the first waits until all are there.
-        there = threading.Event()
-        first = engine.submit([1], replace(GREEDY, max_tokens=1, constrain=lambda *_: there.wait(60)))
         requests = list[tuple[list[int], Request]]()
-        for length in (1, 60, 17 * PAGE, 200, 10, 3 * PAGE, 30, 90):
-            prompt = [*rng.choice([[], beginning]), *prompts(rng, length)[0]]
-            params = replace(GREEDY, max_tokens=60, n=rng.choice((1, 3)), logprobs=None, priority=-len(requests))
-            requests.append((prompt, engine.submit(prompt, params)))
-        there.set()
-        first.result(60)
+        with held(engine):
+            for length in (1, 60, 17 * PAGE, 200, 10, 3 * PAGE, 30, 90):
+                prompt = [*rng.choice([[], beginning]), *prompts(rng, length)[0]]
+                params = replace(GREEDY, max_tokens=60, n=rng.choice((1, 3)), logprobs=None, priority=-len(requests))
+                requests.append((prompt, engine.submit(prompt, params)))
         for prompt, request in requests:
             for choice in request.result(60).choices:
                 assert choice.finish is FinishReason.LENGTH, choice.error

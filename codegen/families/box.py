@@ -18,7 +18,7 @@ __all__ = [
     "passes_caches",
     "steps_ahead",
     "update_cycles",
-    "vector_cycles_from_l3",
+    "waiting_cycles",
     "wake_cycles",
 ]
 
@@ -108,12 +108,11 @@ def update_cycles(host: HostContext) -> V:
     return fn.select(fn.cmp("le", tenths, 17), fn.i64(2), fn.select(fn.cmp("le", tenths, 35), fn.i64(4), 8))
 
 
-def vector_cycles_from_l3(host: HostContext) -> V:
-    """Multiply-adds of whole vectors in the time in which a core reads a vector from the third-level cache: 4 or 16, which stand
-    for up to 10 and for more.
+def waiting_cycles(host: HostContext) -> V:
+    """Multiply-adds of whole vectors that go by as a kernel waits for a vector from the third-level cache: 0 or 12.
 
-    As with `update_cycles`, choices between algorithms rest on it: AMD Zen 4 and 5 take 3 to 6 of them, servers of Intel since
-    Sapphire Rapids 15 (8 with vectors of 256 bits).
+    As with `update_cycles`, choices between algorithms rest on it. A vector takes 3 to 6 of them on AMD's Zen 4 and 5, which is
+    hidden behind arithmetic, and 15 on Intel's servers since Sapphire Rapids (8 with vectors of 256 bits); 10 is far from these.
     """
     fn, nbytes = host.fn, host.module.target.vector_bits // 8
-    return fn.select(fn.cmp("le", cycles_from_l3(host, fn.i64(nbytes)), 10), fn.i64(4), 16)
+    return fn.select(fn.cmp("le", cycles_from_l3(host, fn.i64(nbytes)), 10), fn.i64(0), 12)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from dhlo.codegen.families.box import update_cycles, vector_cycles_from_l3, wake_cycles
+from dhlo.codegen.families.box import update_cycles, waiting_cycles, wake_cycles
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.winograd_blocking import Blocking
 from dhlo.codegen.families.conv.winograd_kernel import emit_winograd_kernel
@@ -134,8 +134,7 @@ class Winograd:
         # Sums lie in the second cache, and are read and written again for each depth block.
         updates = f.mul(update_cycles(host), self.depth_blocks)
         sums = f.mul(tiles, f.mul(f.add(f.mul(f.add(updates, 1), b.points), by_outputs), out_vectors))
-        # Weights are read as they are mapped, by nothing else in the meantime.
-        weight = f.max(f.mul(vector_cycles_from_l3(host), b.taps), by_weights)
+        weight = f.add(f.mul(waiting_cycles(host), b.taps), by_weights)
         mapped = f.mul(groups, f.mul(weight, in_channels * out_vectors))
         # Transposing a square of vectors takes a load and a store each, and as many shuffles as there are bits in an index.
         strips = f.mul(

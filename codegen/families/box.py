@@ -109,10 +109,10 @@ def update_cycles(host: HostContext) -> V:
 
 
 def waiting_cycles(host: HostContext) -> V:
-    """Multiply-adds of whole vectors that go by as a kernel waits for a vector from the third-level cache: 0 or 12.
+    """Multiply-adds of whole vectors that go by as a kernel waits for a vector from the third-level cache: 0 or 9.
 
     As with `update_cycles`, choices between algorithms rest on it. A vector takes 3 to 6 of them on AMD's Zen 4 and 5, which is
     hidden behind arithmetic, and 15 on Intel's servers since Sapphire Rapids (8 with vectors of 256 bits); 10 is far from these.
     """
     fn, nbytes = host.fn, host.module.target.vector_bits // 8
-    return fn.select(fn.cmp("le", cycles_from_l3(host, fn.i64(nbytes)), 10), fn.i64(0), 12)
+    return fn.select(fn.cmp("le", cycles_from_l3(host, fn.i64(nbytes)), 10), fn.i64(0), 9)

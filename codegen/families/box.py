@@ -31,8 +31,8 @@ COPY_WORK: Final = 1
 # compute with, and wait for the second cache or memory most of the time.
 _ADDS_PER_OPERATION = 5
 # What is written leaves the second-level cache where it takes so many of it. The third one is slow if it delivers at most one
-# part in so many of a vector in the time of a multiply-add: a 15th on Intel's servers (Emerald and Granite Rapids; an eighth with
-# vectors of 256 bits), a fifth to a third on AMD's Zen 4 and 5.
+# part in so many of a vector in the time of a multiply-add: a 15th on a Granite Rapids (an eighth with vectors of 256 bits), a
+# fifth to a third on a Zen 4 and 5.
 _CACHED_SHARE, _SLOW_SHARE = 2, 6
 # Bytes that a step of the loops reads in which distances of prefetches are measured (runtime/src/measure.cpp).
 _STEP_BYTES = 128
@@ -111,8 +111,9 @@ def update_cycles(host: HostContext) -> V:
 def waiting_cycles(host: HostContext) -> V:
     """Multiply-adds of whole vectors that go by as a kernel waits for a vector from the third-level cache: 0 or 9.
 
-    As with `update_cycles`, choices between algorithms rest on it. A vector takes 3 to 6 of them on AMD's Zen 4 and 5, which is
-    hidden behind arithmetic, and 15 on Intel's servers since Sapphire Rapids (8 with vectors of 256 bits); 10 is far from these.
+    As with `update_cycles`, choices between algorithms rest on it. A vector takes 3 to 6 of them on a Zen 4 and 5, which is hidden
+    behind arithmetic, and 15 on a Granite Rapids (8 with vectors of 256 bits); 10 is far from these. Of the 15, 9 is what made
+    ResNet-18 and a transposed convolution of small images choose what was faster there.
     """
     fn, nbytes = host.fn, host.module.target.vector_bits // 8
     return fn.select(fn.cmp("le", cycles_from_l3(host, fn.i64(nbytes)), 10), fn.i64(0), 9)

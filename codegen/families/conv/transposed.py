@@ -360,7 +360,7 @@ def _emit_interleave(module: KernelModule, prefix: str, elem: str, stride: Seque
 
 
 def _room(phases: int, lanes: int) -> int:
-    """Elements, in whole vectors, that a row of so many phases may be off at its beginning, and half of those at its end."""
+    """Elements, in whole vectors, before a block into which a row of so many phases may write; behind it, it's twice as many."""
     return -(-max(phases, lanes) // lanes) * lanes
 
 

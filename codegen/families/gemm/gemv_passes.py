@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, accumulator
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I32, I64, PTR, Fn, KernelModule, V, vec
 
@@ -69,7 +71,6 @@ def emit_pass(
     with fn.loop(0, k, 1, start) as loop:
         row = fn.gep(b, fn.mul(loop.iv, ldb), elem)
         next_row = fn.gep(row, later, elem)
-        acc = list(loop.carried)
 
         def factor(i: int) -> V:
             return _factor(fn, elem, fn.gep(starts[i], loop.iv, elem), lanes)
@@ -78,23 +79,7 @@ def emit_pass(
             fn.prefetch(fn.gep(next_row, v * lanes, elem), *([_STRIP_LOCALITY] if far else []))
             return _load(fn, elem, fn.gep(row, v * lanes, elem), lanes, masks[v])
 
-        def add(i: int, v: int, x: V, y: V) -> None:
-            acc[i * vectors + v] = fn.fma(x, y, acc[i * vectors + v])
-
-        # Registers hold the shorter side of a step, beside the sums.
-        if rows <= vectors:
-            xs = [factor(i) for i in range(rows)]
-            for v in range(vectors):
-                y = column(v)
-                for i, x in enumerate(xs):
-                    add(i, v, x, y)
-        else:
-            ys = [column(v) for v in range(vectors)]
-            for i in range(rows):
-                x = factor(i)
-                for v, y in enumerate(ys):
-                    add(i, v, x, y)
-        loop.yield_(*acc)
+        loop.yield_(*_add_products(fn, rows, vectors, factor, column, loop.carried))
     for i, (x, (p, mask)) in enumerate(zip(loop.results, cells(), strict=True)):
         if mask is None:
             fn.store(x, p)
@@ -102,6 +87,30 @@ def emit_pass(
             fn.store_first(x, p, fn.sub(width, i % vectors * lanes))
     fn.done()
     return name
+
+
+def _add_products(
+    fn: Fn, rows: int, vectors: int, factor: Callable[[int], V], column: Callable[[int], V], sums: Sequence[V]
+) -> list[V]:
+    """Sums by row and vector, with the products of a step; registers hold its shorter side beside them."""
+    out = list(sums)
+
+    def add(i: int, v: int, x: V, y: V) -> None:
+        out[i * vectors + v] = fn.fma(x, y, out[i * vectors + v])
+
+    if rows <= vectors:
+        xs = [factor(i) for i in range(rows)]
+        for v in range(vectors):
+            y = column(v)
+            for i, x in enumerate(xs):
+                add(i, v, x, y)
+    else:
+        ys = [column(v) for v in range(vectors)]
+        for i in range(rows):
+            x = factor(i)
+            for v, y in enumerate(ys):
+                add(i, v, x, y)
+    return out
 
 
 def emit_strip(module: KernelModule, elem: str, rows: int, spec: TileSpec, *, far: bool) -> str:

@@ -226,7 +226,7 @@ class TileProduct:
         return fn.select(fn.and_(whole, passes_caches(host, nbytes)), fn.i64(1), 0)
 
     def _splits_lines(self, fn: Fn, x: Operands) -> V:
-        """Whether 64 bytes of most rows of A lie in two lines."""
+        """Whether 64 bytes of most rows of A, of the batch's first matrix, lie in two lines."""
         starts = fn.or_(fn.ptr_to_int(x.a), fn.mul(x.a_strides[2], BITS[self.elem] // 8))
         return fn.cmp("ne", fn.and_(starts, LINE_BYTES - 1), 0)
 

@@ -16,6 +16,7 @@ __all__ = [
     "grain_of",
     "l3_is_slow",
     "passes_caches",
+    "product_wake_cycles",
     "steps_ahead",
     "update_cycles",
     "waiting_cycles",
@@ -24,6 +25,7 @@ __all__ = [
 
 WAKE_SHARE: Final = 16
 """A thread's part of a launch takes at least so many times what it takes to reach another thread."""
+_PRODUCTS_SHARE = 6
 COPY_WORK: Final = 1
 """Simple operations, the unit of `grain_of`, that copying a byte takes: memory moves three, as what is written is read first."""
 
@@ -47,6 +49,13 @@ def wake_cycles(host: HostContext) -> V:
     """Work, in multiply-adds of whole vectors, that pays for another thread."""
     fn = host.fn
     return fn.divu(fn.mul(fn.mul(host.machine("wake_ns"), WAKE_SHARE), _rate(host)), 1000)
+
+
+def product_wake_cycles(host: HostContext) -> V:
+    """`wake_cycles` of products of matrices: their items hold more arithmetic than data, which has to change caches for another
+    thread."""
+    fn = host.fn
+    return fn.divu(fn.mul(fn.mul(host.machine("wake_ns"), _PRODUCTS_SHARE), _rate(host)), 1000)
 
 
 def grain_of(host: HostContext, work: V | int) -> V:

@@ -68,18 +68,22 @@ def emit_pass(
         return [fn.load(p, ty) if mask is None else fn.masked_load(p, mask, fn.const(0.0, ty)) for p, mask in cells()]
 
     start = fn.if_else(fn.cmp("ne", accumulate, 0), loaded, lambda: [fn.const(0.0, ty)] * count, [ty] * count)
-    with fn.loop(0, k, 1, start) as loop:
-        row = fn.gep(b, fn.mul(loop.iv, ldb), elem)
+    def add_step(at: V, factor: Callable[[int], V], sums: Sequence[V]) -> list[V]:
+        row = fn.gep(b, fn.mul(at, ldb), elem)
         next_row = fn.gep(row, later, elem)
-
-        def factor(i: int) -> V:
-            return _factor(fn, elem, fn.gep(starts[i], loop.iv, elem), lanes)
 
         def column(v: int) -> V:
             fn.prefetch(fn.gep(next_row, v * lanes, elem), *([_STRIP_LOCALITY] if far else []))
             return _load(fn, elem, fn.gep(row, v * lanes, elem), lanes, masks[v])
 
-        loop.yield_(*_add_products(fn, rows, vectors, factor, column, loop.carried))
+        return _add_products(fn, rows, vectors, factor, column, sums)
+
+    done, sums = fn.i64(0), start
+    if elem == F16:
+        done, sums = _add_widened(fn, spec, starts, k, add_step, start)
+    with fn.loop(done, k, 1, sums) as loop:
+        at = loop.iv
+        loop.yield_(*add_step(at, lambda i: _factor(fn, elem, fn.gep(starts[i], at, elem), lanes), loop.carried))
     for i, (x, (p, mask)) in enumerate(zip(loop.results, cells(), strict=True)):
         if mask is None:
             fn.store(x, p)
@@ -87,6 +91,29 @@ def emit_pass(
             fn.store_first(x, p, fn.sub(width, i % vectors * lanes))
     fn.done()
     return name
+
+
+def _add_widened(
+    fn: Fn, spec: TileSpec, starts: Sequence[V], k: V, add_step: Callable[[V, Callable[[int], V], Sequence[V]], list[V]], sums: Sequence[V]
+) -> tuple[V, list[V]]:
+    """The steps that are whole vectors of rows of A of f16, which are widened together: a number that is widened by itself takes
+    as long as its products by a vector or two. Returns how many they are, and the sums."""
+    lanes = spec.lanes(F16)
+    whole = fn.sub(k, fn.remu(k, lanes))
+    wide = fn.alloca(len(starts) * lanes, F32)
+    with fn.loop(0, whole, lanes, sums) as piece:
+        first = piece.iv
+        for i, row in enumerate(starts):
+            fn.store(_load(fn, F16, fn.gep(row, first, F16), lanes), fn.gep(wide, i * lanes, F32))
+        with fn.loop(0, lanes, 1, piece.carried) as loop:
+            step = loop.iv
+
+            def factor(i: int) -> V:
+                return fn.splat(fn.load(fn.gep(wide, fn.add(step, i * lanes), F32), F32), lanes)
+
+            loop.yield_(*add_step(fn.add(first, step), factor, loop.carried))
+        piece.yield_(*loop.results)
+    return whole, piece.results
 
 
 def _add_products(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sympy
 
-from dhlo.codegen.families.box import copy_cycles, wake_cycles
+from dhlo.codegen.families.box import copy_cycles, product_wake_cycles
 from dhlo.codegen.families.gemm.pack_rows import widened_row
 from dhlo.codegen.families.gemm.panels import PanelSource
 from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, accumulator, depth, unit
@@ -70,7 +70,7 @@ def part_items(
         packed = fn.i64(1) if rows else spec.left_steps(fn, each)
         elements = fn.add(elements, fn.mul(fn.mul(height, packed), spec.left_parts(elem)))
     count = fn.mul(fn.mul(parts, blocks), panels)
-    return blocks, each, count, fn.add(fn.divu(wake_cycles(host), cycles), 1), fn.mul(elements, BITS[unit(elem)] // 8)
+    return blocks, each, count, fn.add(fn.divu(product_wake_cycles(host), cycles), 1), fn.mul(elements, BITS[unit(elem)] // 8)
 
 
 def emit_store_part(module: KernelModule, elem: str, spec: TileSpec) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dhlo.codegen.families.box import copy_cycles, cycles_from_l3, cycles_from_memory, l3_is_slow, passes_caches, wake_cycles
+from dhlo.codegen.families.box import copy_cycles, cycles_from_l3, cycles_from_memory, l3_is_slow, passes_caches, product_wake_cycles
 from dhlo.codegen.families.gemm.pack import may_stream
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, I1, Fn, V
@@ -148,7 +148,7 @@ class BlockCosts:
         blocks_each = fn.divu(fn.add(fn.mul(fn.divu(self.cells, self.columns), blocks), fn.sub(threads, 1)), threads)
         whole = fn.mul(blocks_each, fn.add(fn.mul(self.columns, item), pack))
         use_whole = fn.and_(fn.cmp("lt", whole, cut), fn.not_(self.in_place))
-        grain = fn.add(fn.divu(wake_cycles(self.host), fn.max(item, 1)), 1)
+        grain = fn.add(fn.divu(product_wake_cycles(self.host), fn.max(item, 1)), 1)
         grain = fn.max(grain, fn.select(halved, fn.divu(share, chunks), 1))
         return Cut(fn.min(whole, cut), fn.select(use_whole, self.columns, grain), blocks, rows)
 

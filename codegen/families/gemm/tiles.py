@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dhlo.codegen.families.box import cycles_from_memory, passes_caches, wake_cycles
+from dhlo.codegen.families.box import cycles_from_memory, passes_caches, product_wake_cycles
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PanelSource
 from dhlo.codegen.families.gemm.register_tile import TileSpec, depth, result_type
@@ -165,7 +165,7 @@ class TileProduct:
             products, read = fn.mul(high, _STEP_CYCLES), cycles_from_memory(host, STEP_BYTES)
             work = fn.add(products, read) if source.together else fn.max(products, read)
             cycles = fn.add(fn.mul(steps, work), fn.mul(high, _CALL_CYCLES))
-            grain = fn.add(fn.divu(wake_cycles(host), fn.max(cycles, 1)), 1)
+            grain = fn.add(fn.divu(product_wake_cycles(host), fn.max(cycles, 1)), 1)
             runs = fn.mul(host.num_threads, _PACKED_RUNS)
             grain = fn.max(grain, fn.select(packed, fn.divu(count, runs), 1))
         return TilePlan(rows, kc, piece, nc, chunks, blocks, panels, form, count, grain)

@@ -17,7 +17,7 @@ import torch
 
 from dhlo.codegen.elementwise.rules import narrow
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands, workspace_bytes
-from dhlo.codegen.families.gemm.microkernel import emit_microkernel
+from dhlo.codegen.families.gemm.microkernel import SHARING_PANELS, emit_microkernel, emit_shared_table
 from dhlo.codegen.families.gemm.pack import emit_pack_b_kernel, pack_b
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
@@ -502,6 +502,23 @@ def test_tiles_that_pack_prefetch_each_line_once(name: str, elem: str) -> None:
     twice, once = (re.findall(r"llvm\.intr\.prefetch", module.functions[symbol].text()) for symbol in symbols)
     assert 0 < len(once) <= len(twice)
     assert (len(once) < len(twice)) == (spec.per_panel == 1)
+
+
+@pytest.mark.parametrize("elem", [F32, F64])
+def test_many_row_panels_share_what_they_prefetch(elem: str) -> None:
+    """Their tiles ask for one line in a step of k, and those that are in the table are as high as nearly equal row panels are."""
+    target = parse_target("x86-64-v4")
+    spec = tile_spec(target)
+    for packing in (False, True):
+        module = KernelModule(target)
+        emit_shared_table(module, elem, rows=False, placed=elem, spec=spec, packing=packing)
+        names = [x for x in module.functions if x.endswith("_shared")]
+        high, least = spec.rows(elem), spec.rows(elem)
+        for m in range((SHARING_PANELS - 1) * high + 1, 400):
+            least = min(least, m // -(-m // high))
+        assert {f"ukr_{elem}_{mr}_" for mr in range(least, high + 1)} == {"_".join(x.split("_")[:3]) + "_" for x in names}
+        for name in names:
+            assert len(re.findall(r"llvm\.intr\.prefetch", module.functions[name].text())) == 1
 
 
 @pytest.mark.parametrize("elem", [F32, F64])

@@ -274,6 +274,7 @@ def _block(
                     fn.i64(0),
                     at["qt"],  # which is near: nothing else is to be fetched
                     fn.i64(spec.tiles.alone.row_bytes(F32)),
+                    fn.i64(0),
                 ],
             )
         if spec.softcap:

@@ -7,7 +7,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
-from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table, emit_packing_table, least_packing
+from dhlo.codegen.families.gemm.microkernel import (
+    SHARING_PANELS,
+    emit_microkernel_table,
+    emit_packing_table,
+    emit_shared_table,
+    least_packing,
+)
 from dhlo.codegen.families.gemm.pack_rows import emit_pack_a_panel, emit_widen_rows, units, widened_row
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import emit_store_part, part_of
@@ -27,6 +33,8 @@ _FEW_ROWS = 4
 # A lone panel that is packed is prefetched so many rows ahead. Found on a Zen 5: the distances that are measured of a machine are
 # of rows one behind the other.
 _ROWS_AHEAD = 32
+# Tiles share the fetching of what is read next by so many powers of two at most.
+_MOST_SHIFT = 5
 
 
 def packs_on_the_way(elem: str) -> bool:
@@ -68,6 +76,12 @@ class _Kernel:
         self.packing: str | None = None
         if isinstance(source, StridedPanels) and packs_on_the_way(elem):
             self.packing = emit_packing_table(module, elem, rows=rows, placed=placed, spec=spec)
+        self.sharing: str | None = None
+        self.sharing_packing: str | None = None
+        if spec.per_panel == 1 and packs_on_the_way(elem) and not parts:
+            self.sharing = emit_shared_table(module, packed, rows=rows, placed=placed, spec=spec)
+            if self.packing is not None:
+                self.sharing_packing = emit_shared_table(module, elem, rows=rows, placed=placed, spec=spec, packing=True)
         self.fn = fn = kernel_fn(module, name)
         types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, *[PTR] * 4]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
@@ -158,7 +172,8 @@ class _Kernel:
                 offset, mr = split.panel(i.iv)
                 rows, to = fn.gep(a_chunk, fn.mul(offset, self.sm), elem), fn.gep(self.a_pack, fn.mul(offset, a_size), self.part)
                 emit_pack_a_panel(fn, elem, spec, rows, self.sm, self.sk, mr, elements, to)
-        calls = _TileCalls.of(self, size if self.halves is None else fn.divu(elements, depth(elem)), chunk)
+        shares, shift = fn.cmp("ge", split.panels, SHARING_PANELS), self._shift(split)
+        calls = _TileCalls.of(self, size if self.halves is None else fn.divu(elements, depth(elem)), chunk, shares)
         halves = None if self.halves is None else self._pack_half(split, a_chunk, elements)
         slices = fn.divu(fn.const(self.row_bytes, I64), split.panels)
         alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), self.ahead_few, self.ahead_more)
@@ -196,11 +211,12 @@ class _Kernel:
                 if self.column_sums is not None:
                     a += [self.column_sums, i.iv]
                 if self.source.in_place:
-                    fetch, step = fn.gep(later, fn.mul(i.iv, slice_bytes), I8), later_step
+                    fetch = [fn.gep(later, fn.mul(i.iv, slice_bytes), I8), later_step, fn.i64(0)]
                 else:
-                    lead = fn.cmp("eq", i.iv, 0)
+                    lead, share = self._share(i.iv, shares, shift, size, later_step)
                     other, other_step = self._rows_ahead(a[0], mr, elements, fn.cmp("eq", p.iv, g0), panel)
-                    fetch, step = fn.select(lead, later, other), fn.select(lead, later_step, other_step)
+                    fetch = [fn.select(lead, fn.gep(later, share, I8), other), fn.select(lead, later_step, other_step)]
+                    fetch.append(fn.select(lead, shift, 0))
                 packs = None if packing is None else fn.and_(packing, fn.cmp("eq", i.iv, 0))
                 tile = self.tile
                 if chunk is not None:  # whose tiles wait for the next, side by side
@@ -212,9 +228,29 @@ class _Kernel:
                     rest = halves, fn.gep(self.a_pack, fn.mul(offset, spec.left_parts(elem)), self.part)
                 if variants is not None:
                     kernels, b = calls.either(packs, variants, panel)
-                    calls.emit(kernels, a, b, tile, place, spec.nr(elem), fetch, step, rest)
+                    calls.emit(kernels, a, b, tile, place, spec.nr(elem), fetch, rest)
                 else:
-                    calls.emit_across(a, panel, tile, place, fetch, step, rest, packs=packs, slices=self.source.in_place)
+                    calls.emit_across(a, panel, tile, place, fetch, rest, packs=packs, slices=self.source.in_place)
+
+    @property
+    def _lines(self) -> int:
+        """Lines of rows as they lie that are fetched for a unit of k."""
+        return self.columns * BITS[self.elem] * depth(self.elem) // (8 * LINE_BYTES)
+
+    def _shift(self, split: RowSplit) -> V:
+        """x, where one part of the tiles below each other, `_lines` times 2^x, share the fetching of rows as they lie: memory
+        delivers a panel's lines in the time of several tiles."""
+        fn, shift = self.fn, self.fn.i64(0)
+        for x in range(1, _MOST_SHIFT + 1):
+            shift = fn.select(fn.cmp("ge", split.panels, SHARING_PANELS // 2 * self._lines << x), x, shift)
+        return shift
+
+    def _share(self, i: V, shares: V, shift: V, size: V, step: V) -> tuple[V, V]:
+        """Whether the tile i fetches of the rows of the next `size` units, and how many bytes on it begins."""
+        fn, lines = self.fn, self._lines
+        tiles, rows = fn.shl(fn.i64(lines), shift), fn.add(fn.shr(fn.sub(size, 1), shift), 1)
+        begins = fn.add(fn.mul(fn.mul(fn.divu(i, lines), rows), step), fn.mul(fn.remu(i, lines), LINE_BYTES))
+        return fn.cmp("lt", i, fn.select(shares, tiles, 1)), fn.select(shares, begins, 0)
 
     def _rows_ahead(self, a: V, mr: V, elements: V, first: V, panel: V) -> tuple[V, V]:
         """What tiles below the first one prefetch, and how many bytes of it for a step: the next row panel, where rows are read in
@@ -272,6 +308,7 @@ class _TileCalls:
     narrow: bool
     fn: Fn
     table: V
+    sharing: V  # those of wide tiles that share what they fetch, or the same
     packing: tuple[V, V] | None  # the micro-kernels that pack B, and what they take in its place
     halves: V | None  # the micro-kernels of packed units, where the others take whole ones only
     steps: V  # of the chunk of k, whole ones where rows are read in place
@@ -287,8 +324,13 @@ class _TileCalls:
     eargs: V
 
     @classmethod
-    def of(cls, kernel: _Kernel, steps: V, chunk: V | None) -> _TileCalls:
+    def of(cls, kernel: _Kernel, steps: V, chunk: V | None, shares: V) -> _TileCalls:
+        """`shares`: tiles share what they fetch."""
         fn = kernel.fn
+
+        def either(sharing: str | None, alone: str) -> V:
+            return fn.address_of(alone) if sharing is None else fn.select(shares, fn.address_of(sharing), fn.address_of(alone))
+
         adds, last, accumulate, touches = None, None, fn.i64(0), kernel.touches
         if chunk is not None:
             adds, last = fn.cmp("gt", chunk, 0), fn.cmp("eq", fn.add(chunk, 1), kernel.chunks)
@@ -296,9 +338,23 @@ class _TileCalls:
         functions, table = (kernel.epilogue, kernel.touch, kernel.eargs), fn.address_of(kernel.table)
         halves = None if kernel.halves is None else fn.address_of(kernel.halves)
         sums = accumulate, touches, kernel.result if chunk is None else None, kernel.m, kernel.n
-        packing = None if kernel.packing is None else fn.address_of(kernel.packing)
+        packing = None if kernel.packing is None else either(kernel.sharing_packing, kernel.packing)
         packs = None if packing is None or kernel.packed is None else (packing, kernel.packed)
-        return cls(kernel.elem, kernel.spec, kernel.narrow, fn, table, packs, halves, steps, adds, last, *sums, *functions)
+        return cls(
+            kernel.elem,
+            kernel.spec,
+            kernel.narrow,
+            fn,
+            table,
+            either(kernel.sharing, kernel.table),
+            packs,
+            halves,
+            steps,
+            adds,
+            last,
+            *sums,
+            *functions,
+        )
 
     def either(self, packs: V | None, variants: V, panel: V) -> tuple[V, V]:
         """The micro-kernels and their B: those of a panel, or those that pack it."""
@@ -314,11 +370,11 @@ class _TileCalls:
 
     def variants(self, width: V, table: V) -> V:
         """The micro-kernels of a table by number of rows, for a tile of `width` columns."""
-        if not self.narrow:
-            return table
         fn, spec, elem = self.fn, self.spec, self.elem
-        narrow = fn.cmp("le", width, spec.lanes(elem))
-        return fn.gep(table, fn.select(narrow, fn.i64(spec.rows(elem)), 0), PTR)
+        wide = self.sharing if table is self.table else table
+        if not self.narrow:
+            return wide
+        return fn.select(fn.cmp("le", width, spec.lanes(elem)), fn.gep(table, spec.rows(elem), PTR), wide)
 
     def emit(
         self,
@@ -328,12 +384,11 @@ class _TileCalls:
         tile: V,
         place: Sequence[V],
         ld: V | int,
-        fetch: V,
-        fetch_step: V,
+        fetch: Sequence[V],
         rest: tuple[V, V] | None,
     ) -> None:
         """One chunk of the sums in `tile`, which are at `place` (batch, row, column, rows, columns) of C. `rest`: whether A's
-        whole units are followed by one that is packed, and its address."""
+        whole units are followed by one that is packed, and its address. `fetch`: what is prefetched (see `emit_microkernel`)."""
         fn, acc = self.fn, accumulator(self.elem)
         ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
         at, apart, inside, rounds = tile, fn.i64(ld), None, result_type(self.elem) != acc
@@ -353,12 +408,12 @@ class _TileCalls:
                 fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
         # What is packed behind whole units is added to their sums in the tile.
         placed = [to if rest is None else fn.select(rest[0], null, to), apart] if rounds else [apart]
-        fn.call_ptr(ukr, [*a, b, self.steps, at, self.accumulate, fetch, fetch_step, *placed])
+        fn.call_ptr(ukr, [*a, b, self.steps, at, self.accumulate, *fetch, *placed])
         if rest is not None and self.halves is not None:
             with fn.when(rest[0]):
                 ukr = fn.load(fn.gep(self.variants(place[7], self.halves), fn.sub(place[6], 1), PTR), PTR)
                 last = fn.gep(b, fn.mul(self.steps, self.spec.panel(self.elem)), unit(self.elem))
-                fn.call_ptr(ukr, [rest[1], last, fn.i64(1), tile, fn.i64(1), fetch, fn.i64(0), to, apart])
+                fn.call_ptr(ukr, [rest[1], last, fn.i64(1), tile, fn.i64(1), fetch[0], fn.i64(0), fn.i64(0), to, apart])
         hands_over = self.last if inside is None else fn.not_(inside)
         with nullcontext() if hands_over is None else fn.when(hands_over):
             fn.call_ptr(self.epilogue, place)
@@ -369,20 +424,19 @@ class _TileCalls:
         panel: V,
         tile: V,
         place: Sequence[V],
-        fetch: V,
-        fetch_step: V,
+        fetch: Sequence[V],
         rest: tuple[V, V] | None,
         *,
         packs: V | None,
         slices: bool,
     ) -> None:
         """The tiles of some rows across a panel that is wider than they are, one after the other in `tile` where they wait.
-        They prefetch at `fetch`, `fetch_step` bytes a step of k: slices between them, or the columns of each that lie there."""
+        They prefetch at `fetch[0]`, `fetch[1]` bytes a step of k: slices between them, or the columns of each that lie there."""
         fn, spec, elem = self.fn, self.spec, self.elem
         columns, part = spec.panel(elem), unit(elem)
-        batch, m0, n0, mr, width = place
+        (batch, m0, n0, mr, width), (address, step, shared) = place, fetch
         ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
-        share = fn.divu(fn.mul(fetch_step, ld), columns) if slices else fetch_step
+        share = fn.divu(fn.mul(step, ld), columns) if slices else step
         onward = fn.mul(share, self.steps) if slices else fn.mul(ld, BITS[part] // 8)
         with fn.loop(0, width, ld, [fn.i64(0)]) as t:
             b, left, later = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld), t.carried[0]
@@ -391,7 +445,7 @@ class _TileCalls:
             if spec.flips(elem):
                 a = [a[0], fn.gep(a[1], t.iv, I32), a[2]]
             kernels, right = self.either(packs, self.variants(left, self.table), b)
-            self.emit(kernels, a, right, sums, here, ld, fn.gep(fetch, later, I8), share, rest)
+            self.emit(kernels, a, right, sums, here, ld, [fn.gep(address, later, I8), share, shared], rest)
             if self.packing is not None:  # the next tile's columns
                 nbytes = fn.mul(ld, BITS[part] // 8)
                 for i, more in ((0, nbytes), (2, nbytes), (4, fn.sub(0, ld))):

@@ -68,6 +68,7 @@ def emit_pass(
         return [fn.load(p, ty) if mask is None else fn.masked_load(p, mask, fn.const(0.0, ty)) for p, mask in cells()]
 
     start = fn.if_else(fn.cmp("ne", accumulate, 0), loaded, lambda: [fn.const(0.0, ty)] * count, [ty] * count)
+
     def add_step(at: V, factor: Callable[[int], V], sums: Sequence[V]) -> list[V]:
         row = fn.gep(b, fn.mul(at, ldb), elem)
         next_row = fn.gep(row, later, elem)
@@ -94,7 +95,12 @@ def emit_pass(
 
 
 def _add_widened(
-    fn: Fn, spec: TileSpec, starts: Sequence[V], k: V, add_step: Callable[[V, Callable[[int], V], Sequence[V]], list[V]], sums: Sequence[V]
+    fn: Fn,
+    spec: TileSpec,
+    starts: Sequence[V],
+    k: V,
+    add_step: Callable[[V, Callable[[int], V], Sequence[V]], list[V]],
+    sums: Sequence[V],
 ) -> tuple[V, list[V]]:
     """The steps that are whole vectors of rows of A of f16, which are widened together: a number that is widened by itself takes
     as long as its products by a vector or two. Returns how many they are, and the sums."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from dhlo.codegen.families.gemm.matrix_microkernel import emit_matrix_sums
 from dhlo.codegen.families.gemm.multiply_add import multiply_add
@@ -13,7 +14,14 @@ from dhlo.codegen.families.gemm.tile_memory import RoundedTile, TileMemory
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import LINE_BYTES
 
-__all__ = ["emit_microkernel", "emit_microkernel_table", "emit_packing_table", "least_packing"]
+__all__ = [
+    "SHARING_PANELS",
+    "emit_microkernel",
+    "emit_microkernel_table",
+    "emit_packing_table",
+    "emit_shared_table",
+    "least_packing",
+]
 
 # Independent accumulators that cover FMA latency times issue width (4 x 2 on Zen 5 and on Intel's servers) with some
 # slack.
@@ -26,10 +34,15 @@ _PREFETCH_LOCALITY = 2
 # second time, so many bytes after the first. In rows of B as it lies there are columns that were read before;
 # where tiles are narrower than panels (x86-64-v3, on a Zen 5 with two threads) it's worse without, which isn't understood.
 _RETRY_ROWS, _RETRY_BYTES = 5, 2048
-_ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64), ("ahead", PTR), ("ahead_step", I64))
+_ARGS = (
+    *(("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64)),
+    *(("ahead", PTR), ("ahead_step", I64), ("ahead_shift", I64)),
+)
 _PLACED_ARGS, _ROUNDED_ARGS = (("ld", I64),), (("to", PTR), ("ld", I64))
 # Tiles of fewer rows don't hide the packing of B.
 _LEAST_PACKING = 4
+SHARING_PANELS: Final = 6
+"""From so many row panels on a block's tiles share what they fetch."""
 
 
 def emit_microkernel(
@@ -42,15 +55,17 @@ def emit_microkernel(
     narrow: bool = False,
     placed: str | None = None,
     packing: bool = False,
+    shared: bool = False,
 ) -> str:
-    """Emits `ukr_{elem}_{mr}_ahead(a, b, k, tile, accumulate, ahead, ahead_step)` or, with `rows`,
+    """Emits `ukr_{elem}_{mr}_ahead(a, b, k, tile, accumulate, ahead, ahead_step, ahead_shift)` or, with `rows`,
     `ukr_{elem}_{mr}_rows_ahead(a, lda, ...)` once and returns its symbol. Units with flipped signs have two more arguments after a.
 
     tile[mr][columns] = sum_k a[k][mr] * b[k][columns], added to the tile's content if `accumulate` != 0; `k` counts units and may
     be 0, and a[k] is left_parts(elem) times mr. `elem` is f32, f64, bf16 or i8. With `rows`, A is read in place: row r at a + r *
     lda elements, whole units of it; those of bytes have no such variant. Rows of B are panel(elem) apart and those of the tile
     columns(elem, mr), which are as many as it has; element alignment does. At step kk of k as many bytes are prefetched as are
-    read of B, at ahead + kk * ahead_step bytes: so that the calls that share a panel of B can fetch the next panel between them.
+    read of B, at ahead + kk * ahead_step bytes: so that the calls that share a panel of B can fetch the next panel between them. If
+    that is `shared` it's a line, at ahead + (kk >> ahead_shift) * ahead_step.
     `narrow`: only the first vector of columns is computed, the rest of the tile isn't written. `placed`, a type: the sums may
     become a part of a larger matrix of such elements. Where that is the tile's own type, a last argument says how many elements
     its rows are apart; else two say where the part lies and how many its rows are apart, and sums are rounded to it instead of
@@ -59,21 +74,20 @@ def emit_microkernel(
     the columns lie and how many elements apart, how many there are; of fewer than the tile has those that miss are packed as zeros,
     where the target has `mask_registers`, and mustn't be fewer elsewhere. The function is internal and not inlined.
     """
-    name = f"ukr_{elem}_{mr}{_form(elem, rows, narrow, placed, packing)}{spec.suffix}_ahead"
+    name = f"ukr_{elem}_{mr}{_form(elem, rows, narrow, placed, packing)}{spec.suffix}{'_shared' if shared else '_ahead'}"
     if name in module.functions:
         return name
     head = (("a", PTR), ("lda", I64)) if rows else _left_args(elem, spec)
     placing = () if placed is None else _PLACED_ARGS if placed == accumulator(elem) else _ROUNDED_ARGS
     fn = Fn(module, name, (*head, *_ARGS, *placing), noinline=True)
-    (a, *beside), (b, k, tile, accumulate, ahead, ahead_step, *where) = fn.args[: len(head)], fn.args[len(head) :]
+    (a, *beside), (b, k, tile, accumulate, ahead, ahead_step, shift, *where) = fn.args[: len(head)], fn.args[len(head) :]
     right = (RowsToPack if packing else Panel)(fn, elem, spec, b)
     left = RowsInPlace(fn, elem, spec, mr, a, 1, *beside) if rows else PackedRows(fn, elem, spec, mr, a, mr * spec.left_parts(elem))
     vectors = 1 if narrow else spec.columns(elem, mr) // spec.lanes(elem)
     memory = _tile_memory(fn, elem, spec, mr, vectors, tile, placed, where)
-    start, fetched = (
-        memory.start(accumulate),
-        _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step, apart=packing and spec.per_panel == 1),
-    )
+    start, fetched = memory.start(accumulate), _Ahead(fn, ahead, ahead_step, [0], shift)
+    if not shared:
+        fetched = _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step, apart=packing and spec.per_panel == 1)
     products = _Products(fn, elem, spec, mr, vectors, left, right, fetched)
     if spec.matrices and (mr > 1 or spec.by_dots.flips(elem)):  # one row alone lies as dot products want it
         sums = emit_matrix_sums(fn, spec, mr, vectors, a, b, k, start, fetched.units)
@@ -121,10 +135,38 @@ def least_packing(elem: str, spec: TileSpec) -> int:
 def emit_packing_table(module: KernelModule, elem: str, *, rows: bool, placed: str | None, spec: TileSpec) -> str:
     """Emits all variants that pack B and a constant table of them, entry mr - 1 for mr rows, from `least_packing` on; returns its
     symbol."""
-    name = f"ukr_table_{elem}{_form(elem, rows, False, placed, True)}{spec.suffix}_ahead"
+    least, high = least_packing(elem, spec), spec.rows(elem)
+    return _emit_table(module, elem, range(least, high + 1), spec, rows=rows, placed=placed, packing=True)
+
+
+def emit_shared_table(
+    module: KernelModule, elem: str, *, rows: bool, placed: str | None, spec: TileSpec, packing: bool = False
+) -> str:
+    """Emits variants that share what they fetch, and a constant table of them, entry mr - 1 for mr rows; returns its symbol. They
+    are of as many rows as at least `SHARING_PANELS` row panels of nearly equal height have."""
+    high = spec.rows(elem)
+    least = max((high * (SHARING_PANELS - 1) + 1) // SHARING_PANELS, least_packing(elem, spec))
+    return _emit_table(module, elem, range(least, high + 1), spec, rows=rows, placed=placed, packing=packing, shared=True)
+
+
+def _emit_table(
+    module: KernelModule,
+    elem: str,
+    heights: range,
+    spec: TileSpec,
+    *,
+    rows: bool,
+    placed: str | None,
+    packing: bool,
+    shared: bool = False,
+) -> str:
+    """Emits variants of these `heights`, and a table of as many entries as a tile has rows: lower ones are that of the first."""
+    name = f"ukr_table_{elem}{_form(elem, rows, False, placed, packing)}{spec.suffix}{'_shared' if shared else '_ahead'}"
     if name not in module.globals:
-        heights = (max(i + 1, least_packing(elem, spec)) for i in range(spec.rows(elem)))
-        symbols = [emit_microkernel(module, elem, mr, spec, rows=rows, placed=placed, packing=True) for mr in heights]
+        symbols = [
+            emit_microkernel(module, elem, max(mr, heights[0]), spec, rows=rows, placed=placed, packing=packing, shared=shared)
+            for mr in range(1, heights[-1] + 1)
+        ]
         module.add_pointers(name, symbols)
     return name
 
@@ -143,12 +185,13 @@ def _tile_memory(
 
 @dataclass(frozen=True)
 class _Ahead:
-    """What a micro-kernel prefetches: at `address`, `step` bytes further for each unit of k, some lines."""
+    """What a micro-kernel prefetches: at `address`, `step` bytes further for each unit of k, or for each 2^shift, some lines."""
 
     fn: Fn
     address: V
     step: V
     lines: Sequence[int]
+    shift: V | None = None
 
     @classmethod
     def of(cls, fn: Fn, elem: str, spec: TileSpec, mr: int, vectors: int, address: V, step: V, *, apart: bool) -> _Ahead:
@@ -156,21 +199,17 @@ class _Ahead:
         row = range(0, vectors * spec.lanes(elem) * BITS[unit(elem)] // 8, LINE_BYTES)
         return cls(fn, address, step, [*row, *([-_RETRY_BYTES] if mr >= _RETRY_ROWS and not apart else [])])
 
-    def at(self, k: V) -> V:
-        """The address for the unit k."""
-        return self.fn.gep(self.address, self.fn.mul(k, self.step), I8)
-
-    def unit(self, at: V) -> V:
-        """Prefetches a unit's lines; returns the address for the next unit."""
+    def unit(self, k: V, u: int) -> None:
+        """Prefetches the lines of the unit `u` on from k."""
+        fn, steps = self.fn, self.fn.add(k, u) if u else k
+        at = fn.gep(self.address, fn.mul(steps if self.shift is None else fn.shr(steps, self.shift), self.step), I8)
         for line in self.lines:
-            self.fn.prefetch(self.fn.gep(at, line, I8), _PREFETCH_LOCALITY)
-        return self.fn.gep(at, self.step, I8)
+            fn.prefetch(fn.gep(at, line, I8), _PREFETCH_LOCALITY)
 
     def units(self, k: V, count: int) -> None:
         """Prefetches so many units' lines from the unit k on."""
-        start = self.at(k)
         for u in range(count):
-            self.unit(self.fn.gep(start, self.fn.mul(self.step, u), I8))
+            self.unit(k, u)
 
 
 @dataclass(frozen=True)
@@ -204,9 +243,9 @@ class _Products:
         zeros = [fn.const(0.0, start[0].type)] * (n * sets - len(start))
         with fn.loop(0, main, unroll, [*start, *zeros, *left.start()]) as loop:
             acc, pointers = list(loop.carried[: n * sets]), loop.carried[n * sets :]
-            at, fetch = self._place(loop.iv, pointers), self.ahead.at(loop.iv)
+            at = self._place(loop.iv, pointers)
             for u in range(unroll):
-                fetch = self.ahead.unit(fetch)
+                self.ahead.unit(loop.iv, u)
                 s = u % sets * n
                 for part, b in enumerate(at.b):
                     here = after_sums(fn, b, acc[s + n - 1 : s + n]) if part and left.in_place else b

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dhlo.codegen.families.box import copy_cycles, cycles_from_l3, cycles_from_memory, l3_is_slow, passes_caches, product_wake_cycles
+from dhlo.codegen.families.box import (
+    copy_cycles,
+    cycles_from_l3,
+    cycles_from_memory,
+    l3_is_slow,
+    passes_caches,
+    product_wake_cycles,
+)
 from dhlo.codegen.families.gemm.pack import may_stream
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, I1, Fn, V

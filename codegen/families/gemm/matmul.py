@@ -343,7 +343,19 @@ class Matmul:
         if source is _STRIDED and packs_on_the_way(self.elem):
             by_tiles = fn.cmp("eq", x.b_strides[3], 1)
         uncopied = fn.const(0, I1) if self.elem == F16 else in_place
-        plan = Plan(self.spec, self.elem, host, x.m, steps, panels, cells, uncopied, copied=copied, by_tiles=by_tiles)
+        plan = Plan(
+            self.spec,
+            self.elem,
+            host,
+            x.m,
+            steps,
+            panels,
+            cells,
+            uncopied,
+            copied=copied,
+            by_tiles=by_tiles,
+            always=copied and source is not _STRIDED,
+        )
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
         return _Blocking(plan, panels, in_place, count)
 

@@ -60,6 +60,7 @@ class RightSide:
     wide           rows of the result are long enough for tiles beside each other to pay
     few_rows       few blocks pack for themselves, as B is no larger than the caches, or rows are few
     by_tiles       any number may, whose tiles pack on the way; None where they never do
+    always         any number must, as nothing else does
     """
 
     fn: Fn
@@ -73,12 +74,24 @@ class RightSide:
     wide: V
     few_rows: V
     by_tiles: V | None
+    always: bool
 
     @classmethod
     def of(
-        cls, host: HostContext, spec: TileSpec, elem: str, m: V, k: V, columns: V, copied: bool, by_tiles: V | None
+        cls,
+        host: HostContext,
+        spec: TileSpec,
+        elem: str,
+        m: V,
+        k: V,
+        columns: V,
+        *,
+        copied: bool,
+        by_tiles: V | None,
+        always: bool,
     ) -> RightSide:
-        """`columns` panels of `k` units; `copied`: they aren't packed yet; `by_tiles`: tiles may pack them on the way."""
+        """`columns` panels of `k` units; `copied`: they aren't packed yet; `by_tiles`: tiles may pack them on the way;
+        `always`: each block makes them for itself."""
         fn, row_bytes = host.fn, spec.row_bytes(elem)
         slow, (most_wide, least_wide) = l3_is_slow(host), _WIDE_PANELS
         wide = fn.cmp("ge", columns, fn.select(slow, fn.i64(least_wide), most_wide))
@@ -93,10 +106,12 @@ class RightSide:
         far = fn.and_(far, fn.cmp("gt", m, _FEW_PANELS * spec.rows(elem)))
         few_rows = fn.not_(far) if may_stream(elem, spec) else fn.const(1, I1)
         by_tiles = None if by_tiles is None else fn.and_(by_tiles, near)
-        return cls(fn, spec, copied, copying, own, stream, fn.select(inside, 0, stream), near, wide, few_rows, by_tiles)
+        return cls(fn, spec, copied, copying, own, stream, fn.select(inside, 0, stream), near, wide, few_rows, by_tiles, always)
 
     def packs_own(self, uses: V, rows: V) -> V:
         """Whether each of a panel's uses, blocks of so many rows, packs it to scratch: no second launch, no way through memory."""
+        if self.always:
+            return self.fn.const(1, I1)
         fn, few = self.fn, self.fn.and_(self.fn.cmp("le", uses, _FEW_USES), self.few_rows)
         if self.by_tiles is None:
             return few

@@ -293,6 +293,10 @@ def test_few_rows_stream_b_in_place(elem: str) -> None:
         (9, 130, 700, 2),
         (3, 0, 5, 1),
         (8, 0, 5, 2),
+        # More rows of much depth.
+        (13, 70, 1024, 1),
+        (24, 130, 1100, 2),
+        (17, 33, 1030, 1),
     ]:
         a, b = tensor(rng, (batch, 1, m, k), elem), tensor(rng, (batch, 1, k, n + 3), elem)[..., 2 : n + 2]
         got = run(a, b, packed=False, seed=n, num_threads=1 + m % 3)
@@ -469,7 +473,7 @@ def test_b_that_tiles_could_pack_on_their_way_is_rarely_packed_before() -> None:
 def test_a_large_b_is_packed_before_past_slow_caches() -> None:
     """Where the third-level cache is as slow as memory, for more than a few row panels; stores then pass the caches."""
     rng = np.random.default_rng(31)
-    a, b = tensor(rng, (1, 1, 60, 500)), tensor(rng, (1, 1, 500, 600))
+    a, b = tensor(rng, (1, 1, 200, 500)), tensor(rng, (1, 1, 500, 600))
     for l3_bytes_per_us in (30_000, 120_000):
         facts = {**_FMAS, "l3_bytes": 32 << 20, "l3_bytes_per_us": l3_bytes_per_us, "memory_bytes_per_us": 30_000}
         check(run(a, b, packed=False, l2_bytes=256 << 10, machine=facts, beforehand=l3_bytes_per_us == 30_000), a, b)

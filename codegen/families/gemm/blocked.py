@@ -78,7 +78,7 @@ class _Kernel:
             self.packing = emit_packing_table(module, elem, rows=rows, placed=placed, spec=spec)
         self.sharing: str | None = None
         self.sharing_packing: str | None = None
-        if spec.per_panel == 1 and packs_on_the_way(elem) and not parts:
+        if spec.per_panel == 1 and packs_on_the_way(elem) and not parts and not rows:  # rows' addresses leave no register
             self.sharing = emit_shared_table(module, packed, rows=rows, placed=placed, spec=spec)
             if self.packing is not None:
                 self.sharing_packing = emit_shared_table(module, elem, rows=rows, placed=placed, spec=spec, packing=True)
@@ -172,7 +172,8 @@ class _Kernel:
                 offset, mr = split.panel(i.iv)
                 rows, to = fn.gep(a_chunk, fn.mul(offset, self.sm), elem), fn.gep(self.a_pack, fn.mul(offset, a_size), self.part)
                 emit_pack_a_panel(fn, elem, spec, rows, self.sm, self.sk, mr, elements, to)
-        shares, shift = fn.cmp("ge", split.panels, SHARING_PANELS), self._shift(split)
+        shares = fn.const(0, I1) if self.sharing is None else fn.cmp("ge", split.panels, SHARING_PANELS)
+        shift = self._shift(split)
         calls = _TileCalls.of(self, size if self.halves is None else fn.divu(elements, depth(elem)), chunk, shares)
         halves = None if self.halves is None else self._pack_half(split, a_chunk, elements)
         slices = fn.divu(fn.const(self.row_bytes, I64), split.panels)

@@ -13,9 +13,12 @@ from dhlo.codegen.families.gemm.gemv_passes import emit_pass, emit_strip
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, accumulator, result_type
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.target import LINE_BYTES
 
 __all__ = [
+    "FLAT_ROWS",
     "FROM_MEMORY",
+    "STREAM_DEPTH",
     "STREAM_FACTS",
     "STREAM_ROWS",
     "STRIP_ROWS",
@@ -25,9 +28,13 @@ __all__ = [
     "stream_scratch_bytes",
 ]
 
-STREAM_ROWS = {F32: 12, F64: 12, F16: 12, BF16: 4}
+STREAM_ROWS: Final = {F32: 24, F64: 24, F16: 36, BF16: 4}
 """The most rows for which B is streamed, by element type: others have no such kernel. More rows of bf16 pay for packing B, which
 dot products then read."""
+
+FLAT_ROWS, STREAM_DEPTH = 12, {F32: 1024, F64: 1024, F16: 384, BF16: 0}
+"""More rows than these are streamed if k is so long at least: tiles take a panel of all rows of B, each of which may lie in
+another page."""
 
 STREAM_FACTS: Final = ("l2_bytes", "ahead_one", "ahead_few")
 """Facts of the machine that the kernel takes: the size of the second-level cache, and how many bytes ahead a pass prefetches B, for
@@ -207,7 +214,7 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
                     _emit_row_groups(item, range((most + 1) // 2, most + 1), begin, end, far=False)
             for those, heights in _far_rows(elem, spec):
                 with fn.when(fn.and_(in_strips, fn.and_(fn.cmp("ge", m, those[0]), fn.cmp("le", m, those[-1])))):
-                    _emit_row_groups(item, heights, begin, end, far=True)
+                    _emit_row_groups(item, heights, begin, end, far=True, shared=those[0] > most)
     fn.done()
     return name
 
@@ -253,9 +260,10 @@ def _far_rows(elem: str, spec: TileSpec) -> Iterator[tuple[range, range]]:
         yield range(most + 1, STREAM_ROWS[elem] + 1), range((most + 1) // 2, most + 1)
 
 
-def _emit_row_groups(item: _Item, heights: range, begin: V, end: V, *, far: bool) -> None:
+def _emit_row_groups(item: _Item, heights: range, begin: V, end: V, *, far: bool, shared: bool = False) -> None:
     """Groups of rows of nearly equal size, of the given `heights`, go over the same part of B in turn, which comes from the cache
-    for all but one, their sums waiting for the next part. Unless B is `far` a part is all of k."""
+    for all but one, their sums waiting for the next part. Unless B is `far` a part is all of k. The first group fetches the next
+    part; or each a line of a row, where that is `shared`: memory delivers no faster than all of them multiply."""
     fn, elem, widest_pass = item.fn, item.elem, _vectors(heights[-1], item.spec)
     lanes, nbytes = item.spec.lanes(elem), BITS[accumulator(elem)] // 8
     step = widest_pass * lanes
@@ -284,10 +292,15 @@ def _emit_row_groups(item: _Item, heights: range, begin: V, end: V, *, far: bool
                     row, high = item.rows_of(g.iv, groups)
                     a = fn.gep(item.a, fn.add(fn.mul(item.a_stride, row), first), elem)
                     tile = fn.gep(sums, fn.add(fn.mul(row, ld), column), accumulator(elem))
-                    numbers = [ld, width or fn.i64(0), fn.select(fn.cmp("eq", g.iv, 0), later, 0), adds]
+                    line = LINE_BYTES * 8 // BITS[elem]
+                    lines = -(-vectors * lanes // line) if shared else 1
+                    ahead = fn.select(fn.cmp("lt", g.iv, lines), fn.add(later, fn.mul(g.iv, line)), 0)
+                    numbers = [ld, width or fn.i64(0), ahead, adds]
                     for rows in heights:
                         with fn.when(fn.cmp("eq", high, rows)):
-                            kernel = emit_pass(fn.module, elem, rows, vectors, item.spec, part=width is not None, far=far)
+                            kernel = emit_pass(
+                                fn.module, elem, rows, vectors, item.spec, part=width is not None, far=far, shared=shared
+                            )
                             fn.call(kernel, [a, item.a_stride, b, item.b_stride, size, tile, *numbers])
 
             with fn.loop(0, whole) as p:

@@ -41,13 +41,21 @@ def _factor(fn: Fn, elem: str, p: V, lanes: int) -> V:
 
 
 def emit_pass(
-    module: KernelModule, elem: str, rows: int, vectors: int, spec: TileSpec, *, part: bool = False, far: bool = False
+    module: KernelModule,
+    elem: str,
+    rows: int,
+    vectors: int,
+    spec: TileSpec,
+    *,
+    part: bool = False,
+    far: bool = False,
+    shared: bool = False,
 ) -> str:
     """`stream_{elem}_{rows}_{vectors}(a, lda, b, ldb, k, tile, ld, width, later, accumulate)`: tile[rows][ld] = A times columns of
     B, added to what is there if `accumulate`: `vectors` of them, of which the matrix has only `width` in the variant for a `part`,
     which neither reads nor writes others. Beside each row of B what is `later` elements on is prefetched, to the second level if
-    `far`."""
-    name = f"stream_{elem}_{rows}_{vectors}{'_part' if part else ''}{'_far' if far else ''}"
+    `far`; of what is `shared` with other passes a line alone."""
+    name = f"stream_{elem}_{rows}_{vectors}{'_part' if part else ''}{'_far' if far else ''}{'_shared' if shared else ''}"
     if name in module.functions:
         return name
     numbers = [(x, I64) for x in ("ld", "width", "later", "accumulate")]
@@ -74,7 +82,8 @@ def emit_pass(
         next_row = fn.gep(row, later, elem)
 
         def column(v: int) -> V:
-            fn.prefetch(fn.gep(next_row, v * lanes, elem), *([_STRIP_LOCALITY] if far else []))
+            if v == 0 or not shared:
+                fn.prefetch(fn.gep(next_row, v * lanes, elem), *([_STRIP_LOCALITY] if far else []))
             return _load(fn, elem, fn.gep(row, v * lanes, elem), lanes, masks[v])
 
         return _add_products(fn, rows, vectors, factor, column, sums)

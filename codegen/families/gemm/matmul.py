@@ -13,7 +13,9 @@ from dhlo.codegen.families.box import cycles_from_memory, l3_is_slow, passes_cac
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, packs_on_the_way
 from dhlo.codegen.families.gemm.gemv import (
+    FLAT_ROWS,
     FROM_MEMORY,
+    STREAM_DEPTH,
     STREAM_FACTS,
     STREAM_ROWS,
     STRIP_ROWS,
@@ -222,6 +224,7 @@ class Matmul:
             tiled()
             return
         few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[self.elem]), fn.cmp("ge", x.n, 1))
+        few = fn.and_(few, fn.or_(fn.cmp("le", x.m, FLAT_ROWS), fn.cmp("ge", x.k, STREAM_DEPTH[self.elem])))
         streams = fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
         fn.if_else(streams, lambda: self._launch_stream(host, x), tiled, [])
 

@@ -93,7 +93,7 @@ class Plan:
             return fn.max(fn.divu(host.l2_bytes, share_of), _LEAST_KC)
 
         most_kc = most(_COPY_SHARE if copied else _PANEL_SHARE)
-        deep = fn.and_(fn.cmp("gt", k, most(_PANEL_SHARE)), fn.cmp("gt", m, spec.rows(elem)))
+        deep = fn.and_(fn.cmp("gt", k, most(_COPY_SHARE) if copied else most(_PANEL_SHARE)), fn.cmp("gt", m, spec.rows(elem)))
         chunks = fn.divu(fn.add(k, fn.sub(most_kc, 1)), most_kc)
         equal = fn.divu(fn.add(k, fn.sub(chunks, 1)), fn.max(chunks, 1))
         self.kc = fn.select(deep, fn.mul(fn.ceildivu(equal, _KC_UNIT), _KC_UNIT), fn.max(k, 1))

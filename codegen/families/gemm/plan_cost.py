@@ -32,7 +32,7 @@ _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
 # multiply-adds of a step there; of a B from memory a tile that packs takes 1.6 to 2.3 times as long as others.
 _STORED_CYCLES, _STREAM_SHARE = 2, 4
 # A B of so many times what would be stored past the caches is packed beforehand for more than so many row panels.
-_FAR_EXCESS, _FEW_PANELS = 2, 4
+_FAR_EXCESS, _FEW_PANELS = 2, 12
 # Where B is packed beforehand, its panels cost so many of these in all.
 _PACKED_COPIES = 3
 # Tiles below each other write pieces of rows of C that are far apart, those beside each other go on where the last one ended:

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import dhlo
 from dhlo.cli import app
-from dhlo.integrations.pretrained import load_folder
+from dhlo.integrations.pretrained import load_folder, model_programs
 from dhlo.integrations.transformers import attach
-from tests.checkpoints import change_weights, decoded_by_transformers, to_mxfp4
+from tests.checkpoints import change_weights, decoded_by_transformers, to_fp8, to_mxfp4
 from tests.test_encoder_decoder import calls as source_calls
 from tests.test_encoder_decoder import model_of
 from tests.test_transformers import calls, decoder
@@ -180,6 +180,62 @@ BLOCKS, SCALES = (f"model.layers.0.mlp.experts.down_proj_{kind}" for kind in ("b
 )
 def test_damaged_codes_are_refused(tmp_path: Path, damage: Any, message: str) -> None:
     small_gpt_oss(tmp_path)
+    change_weights(tmp_path, damage)
+    with pytest.raises(dhlo.CompileError) as e:
+        load_folder(tmp_path)
+    assert message in str(e.value), e.value
+
+
+def small_float8(folder: Path, *, experts: bool) -> tuple[int, dict[str, torch.Tensor]]:
+    """A model of float8 in blocks of 32; how many numbers are coded, and what they stand for. Heads' keys end within a block."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 24}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "pad_token_id": None, "dtype": "bfloat16"}
+    config = hf.Qwen3Config(**sizes, **heads)
+    if experts:
+        config = hf.Qwen3MoeConfig(**sizes, **heads, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=32)
+    model = getattr(hf, f"{type(config).__name__.removesuffix('Config')}ForCausalLM")(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return to_fp8(folder, 32)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_float8_of_a_checkpoint(tmp_path: Path, experts: bool) -> None:
+    """Is the model's and the compiled program's, of experts that transformers keeps together, too."""
+    folder = tmp_path
+    numbers, decoded = small_float8(folder, experts=experts)
+    model = load_folder(folder)
+    assert sum(p.numel() for p in model.parameters() if p.dtype == torch.float8_e4m3fn) == numbers
+    ids = torch.randint(50, (2, 7))
+    change_weights(folder, lambda t: [t.pop(n) for n in [*t] if n.endswith("_scale_inv")] and t.update(decoded))
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    want = load_folder(folder)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, want(ids).logits)
+    (program,) = model_programs(model)[0].values()
+    other = sum(p.nbytes for p in want.parameters()) - 2 * numbers
+    # A scale of f32 for each 32 numbers; columns that fill a panel.
+    assert numbers < dhlo.compile(program, cache="").native.constants_bytes < 1.4 * numbers + 1.2 * other
+
+
+NAME = "model.layers.0.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda t: t.pop(NAME), f"lacks the tensor '{NAME}'"),
+        (lambda t: t.update({f"{NAME}_scale_inv": torch.ones(2, 2)}), "in blocks of 32 x 32"),
+        (lambda t: t.update({NAME: t[NAME].float()}), "torch.float32"),
+        (lambda t: t.update({NAME: t[NAME].view(torch.uint8)}), "can't be"),
+        (lambda t: t.update({"x.y": t[NAME].clone(), "x.y_scale_inv": torch.ones(2, 3)}), "'x.y' can't be decoded"),
+        (lambda t: [t.pop(n) for n in [*t] if n.endswith("_scale_inv")], "has no tensors * and *_scale_inv"),
+    ],
+)
+def test_damaged_float8_is_refused(tmp_path: Path, damage: Any, message: str) -> None:
+    small_float8(tmp_path, experts=False)
     change_weights(tmp_path, damage)
     with pytest.raises(dhlo.CompileError) as e:
         load_folder(tmp_path)

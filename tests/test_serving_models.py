@@ -4,6 +4,7 @@ brings from files or drafts, tokens are those of `generate()`."""
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,7 @@ from dhlo.errors import ContractError
 from dhlo.serve.engine import Engine
 from dhlo.serve.folder import BLOCK_SLOTS, Served, open_folder
 from dhlo.serve.types import EngineOptions, EngineStats, FinishReason, Output, SamplingParams
-from tests.checkpoints import decoded_by_transformers, to_mxfp4
+from tests.checkpoints import change_weights, decoded_by_transformers, to_fp8, to_mxfp4
 from tests.evicting import evicting_greedy
 from tests.serving import byte_level
 
@@ -108,6 +109,13 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "deepseek_v3_256": lambda: DeepseekV3Config(
         **{**SMALL, "num_key_value_heads": 4, "num_hidden_layers": 3}, **LATENTS, **experts(256, 8)
     ),
+    # Float8 in blocks of 32: linear layers, and experts each by itself, which transformers keeps together.
+    "qwen3_float8": lambda: Qwen3Config(**{**SMALL, "hidden_size": 64, "intermediate_size": 96}, head_dim=16),
+    "deepseek_v3_float8": lambda: DeepseekV3Config(
+        **{**SMALL, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 4},
+        **LATENTS,
+        **experts(8, 4) | {"moe_intermediate_size": 32},
+    ),
     "gpt2": lambda: GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=200, **ENDS),
     "bloom": lambda: BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.15, **ENDS),
     "falcon": lambda: FalconConfig(
@@ -127,7 +135,9 @@ ENDS = {name: SMALL[name] for name in ("bos_token_id", "eos_token_id", "pad_toke
 DEFAULT = "gpt_oss"
 # Why blocks can't be left out of sequences: windows and ALiBi; keys and values that are one.
 WITHOUT_EVICTION = dict.fromkeys(("gemma2", "gemma3", "gpt_oss", "phi3", "bloom"), "evict_to: what tokens of this model see")
-WITHOUT_NORMS = dict.fromkeys(("deepseek_v3", "deepseek_v3_256"), "evict_by: the model keeps keys and values in one")
+WITHOUT_NORMS = dict.fromkeys(
+    ("deepseek_v3", "deepseek_v3_256", "deepseek_v3_float8"), "evict_by: the model keeps keys and values in one"
+)
 
 
 @dataclass
@@ -199,9 +209,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = model_of(request.param)
     model.save_pretrained(path)
     byte_level(WORDS).save(str(path / "tokenizer.json"))
-    coded = to_mxfp4(path) if request.param == "gpt_oss" else 0
-    if coded:
-        model = decoded_by_transformers(path)
+    coded = 0
+    if request.param == "gpt_oss":
+        coded, model = to_mxfp4(path), decoded_by_transformers(path)
+    elif request.param.endswith("_float8"):
+        decoded = shutil.copytree(path, path.with_name("decoded"))
+        coded, numbers = to_fp8(path, 32)
+        change_weights(decoded, lambda tensors: tensors.update(numbers))
+        model = AutoModelForCausalLM.from_pretrained(decoded).eval()
     yield Folder(request.param, open_folder(path, cache=""), model, coded)
 
 

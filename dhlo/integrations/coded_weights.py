@@ -1,12 +1,16 @@
 """Weights whose checkpoint holds codes: the model computes them from these, so that the compiler finds the codes and keeps them.
 
-transformers turns such a checkpoint's codes to floats as it loads them where no kernels take them. What it made is compared with
-what the codes say, and given up for them.
+transformers loads such a checkpoint's codes as floats where no kernels take them. What it made is compared with what the codes say,
+and given up for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +21,13 @@ from torch.nn.utils import parametrize
 
 from dhlo.errors import CompileError
 
-__all__ = ["FORMATS", "coded_names", "keep_codes"]
+__all__ = ["FORMATS", "CodedFormat", "coded_names", "keep_codes"]
 
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
+# An expert's layer by itself, and where transformers keeps it: a parameter of all experts, and its place there.
+_EXPERT: Final = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+_LAYERS: Final = {"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1), "down_proj": ("down_proj", 0)}
 
 
 def _mxfp4(dtype: torch.dtype, blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -32,20 +40,60 @@ def _mxfp4(dtype: torch.dtype, blocks: torch.Tensor, scales: torch.Tensor) -> to
     return values.flatten(-2).transpose(1, 2).to(dtype)
 
 
-FORMATS: Final[dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]]] = {"mxfp4": (("_blocks", "_scales"), _mxfp4)}
-"""By `quant_method` of a config: what is added to a parameter's name in the checkpoint for each tensor that it is stored as, and
-what makes the parameter of a dtype of these tensors."""
+def _fp8(dtype: torch.dtype, codes: torch.Tensor, scales: torch.Tensor, blocks: Sequence[int] | None) -> torch.Tensor:
+    """Float8 of [..., rows, columns] times a scale (f32, or e8m0 in bytes) of each of `blocks` rows and columns, or of them all."""
+    rows, columns = codes.shape[-2:]
+    high, wide = (rows, columns) if blocks is None or scales.numel() == 1 else blocks
+    wide = min(wide, columns)
+    grid = (*codes.shape[:-2], -(-rows // high), -(-columns // wide))
+    if codes.dtype not in _FLOAT8 or scales.numel() != math.prod(grid) or columns % wide:
+        of = f"blocks of {high} x {wide}"
+        raise ValueError(f"{codes.dtype} {list(codes.shape)} with scales of {scales.dtype} {list(scales.shape)} in {of}")
+    factors = torch.exp2(scales.float() - 127) if scales.dtype == torch.uint8 else scales.float()
+    of_rows = factors.reshape(grid).repeat_interleave(high, -2)[..., :rows, :, None]
+    groups = codes.float().reshape(*codes.shape[:-1], columns // wide, wide)
+    return (groups * of_rows).flatten(-2).to(dtype)
+
+
+def _codes(dtype: torch.dtype, codes: torch.Tensor, scales: torch.Tensor, blocks: Sequence[int] | None) -> torch.Tensor:
+    """The codes of `_fp8` alone."""
+    return codes.to(dtype)
+
+
+@dataclass(frozen=True)
+class CodedFormat:
+    """How a checkpoint holds a parameter.
+
+    suffixes   what is added to the parameter's name for each tensor that it is stored as
+    decode     makes the parameter of a dtype of these tensors (and of a config's `setting`)
+    loaded     what transformers makes of them as it loads them
+    setting    a field of the quantisation's config that decoding needs, and its default
+    decodes    transformers itself decodes them, asked to
+    """
+
+    suffixes: tuple[str, ...]
+    decode: Callable[..., torch.Tensor]
+    loaded: Callable[..., torch.Tensor]
+    setting: tuple[str, Any] | None = None
+    decodes: bool = False
+
+
+FORMATS: Final = {
+    "mxfp4": CodedFormat(("_blocks", "_scales"), _mxfp4, _mxfp4, decodes=True),
+    "fp8": CodedFormat(("", "_scale_inv"), _fp8, _codes, setting=("weight_block_size", (128, 128))),
+}
+"""By `quant_method` of a config."""
 
 
 class _Decoded(nn.Module):
     """A parametrization of what tensors of a checkpoint stand for."""
 
-    def __init__(self, decode: Callable[..., torch.Tensor], dtype: torch.dtype, stored: tuple[torch.Tensor, ...]) -> None:
+    def __init__(self, decode: Callable[..., torch.Tensor], stored: tuple[torch.Tensor, ...]) -> None:
         super().__init__()
-        self._decode, self._dtype, self._stored = decode, dtype, stored
+        self._decode, self._stored = decode, stored
 
     def forward(self, *stored: torch.Tensor) -> torch.Tensor:
-        return self._decode(self._dtype, *stored)
+        return self._decode(*stored)
 
     def right_inverse(self, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
         stored, self._stored = self._stored, ()  # which are the module's from now on
@@ -55,12 +103,12 @@ class _Decoded(nn.Module):
 def coded_names(files: Iterable[Path], method: str) -> dict[str, tuple[Path, ...]]:
     """The parameters that `files` (safetensors) hold coded by `method`, and the file of each tensor that makes one. Raises
     CompileError where there are none, and for one that lacks a tensor."""
-    suffixes, _ = FORMATS[method]
+    suffixes = FORMATS[method].suffixes
     where = dict[str, Path]()
     for path in files:
         with safe_open(str(path), "pt") as file:
             where |= dict.fromkeys(file.keys(), path)
-    names = sorted({n.removesuffix(s) for n in where for s in suffixes if n.endswith(s)})
+    names = sorted({n.removesuffix(s) for n in where for s in suffixes if s and n.endswith(s)})
     if not names:
         raise CompileError(f"the checkpoint says that it is {method}, and has no tensors *{' and *'.join(suffixes)}")
     lacking = next((name + s for name in names for s in suffixes if name + s not in where), None)
@@ -69,25 +117,54 @@ def coded_names(files: Iterable[Path], method: str) -> dict[str, tuple[Path, ...
     return {name: tuple(where[name + s] for s in suffixes) for name in names}
 
 
-def keep_codes(model: Any, names: Mapping[str, tuple[Path, ...]], method: str) -> None:
-    """Puts what computes parameters from their codes in the place of those parameters; `names` as `coded_names` gives them.
+def keep_codes(model: Any, names: Mapping[str, tuple[Path, ...]], method: str, config: Mapping[str, Any]) -> None:
+    """Puts what computes parameters from their codes in the place of those parameters; `names` as `coded_names` gives them,
+    `config` the quantisation's.
 
     Raises CompileError where a parameter of the model isn't what they say.
     """
-    suffixes, decode = FORMATS[method]
-    for name, paths in names.items():
-        stored = tuple(_tensor(path, name + s) for path, s in zip(paths, suffixes, strict=True))
+    given = FORMATS[method]
+    settings = {} if given.setting is None else {"blocks": config.get(*given.setting)}
+    for name, sources in _parameters(model, names).items():
         path, _, own = name.rpartition(".")
         try:
             loaded = model.get_parameter(name)
-            same = torch.equal(decode(loaded.dtype, *stored), loaded)
-        except (AttributeError, ValueError) as e:
+            stored = tuple(_merged(names, sources, i, suffix) for i, suffix in enumerate(given.suffixes))
+            same = torch.equal(given.loaded(loaded.dtype, *stored, **settings), loaded)
+            decode = partial(given.decode, loaded.dtype, **settings)
+            decode(*stored)
+        except (AttributeError, ValueError, TypeError, RuntimeError) as e:
             raise CompileError(f"the checkpoint's '{name}' can't be decoded as {method}: {e}") from None
         if not same:
             raise CompileError(f"transformers has loaded '{name}' as something else than the checkpoint's {method} stands for")
         loaded.requires_grad_(False)  # as integers are
-        decoded = _Decoded(decode, loaded.dtype, stored)
-        parametrize.register_parametrization(model.get_submodule(path), own, decoded, unsafe=True)
+        parametrize.register_parametrization(model.get_submodule(path), own, _Decoded(decode, stored), unsafe=True)
+
+
+def _parameters(model: Any, names: Iterable[str]) -> dict[str, list[list[str]]]:
+    """The model's parameters and the names that the checkpoint has for each: one, or of experts that transformers keeps together
+    those of each expert, of both layers where they make one."""
+    there = {name for name, _ in model.named_parameters()}
+    out, experts = dict[str, list[list[str]]](), dict[str, dict[int, dict[int, str]]]()
+    for name in names:
+        found = _EXPERT.fullmatch(name)
+        if name in there or found is None:
+            out[name] = [[name]]
+            continue
+        folder, number, layer = found.groups()
+        together, place = _LAYERS[layer]
+        experts.setdefault(f"{folder}.{together}", {}).setdefault(int(number), {})[place] = name
+    for name, of in experts.items():
+        out[name] = [[layer for _, layer in sorted(of[number].items())] for number in sorted(of)]
+    return out
+
+
+def _merged(names: Mapping[str, tuple[Path, ...]], sources: Sequence[Sequence[str]], i: int, suffix: str) -> torch.Tensor:
+    """The tensors with a suffix of a parameter: one as it is, or those of experts stacked, layers one below the other."""
+    each = [[_tensor(names[name][i], name + suffix) for name in layers] for layers in sources]
+    if len(each) == len(each[0]) == 1:
+        return each[0][0]
+    return torch.stack([torch.cat(layers) for layers in each])
 
 
 def _tensor(path: Path, name: str) -> torch.Tensor:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,40 +50,57 @@ def load_folder(folder: Path, kind: Any = None, *, ignored: str | None = None) -
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # whatever the config's class raises
         raise CompileError(f"'{folder / _CONFIG}' can't be read as a config of transformers: {e}") from None
-    method = _quantised(folder, config)
+    method, quantisation = _quantised(folder, config)
     kind = _class(folder, config) if kind is None else kind
+    # "auto" is the dtype of the first weight where the config names none, which may be one of codes.
+    dtype = (config.dtype or torch.bfloat16) if method else "auto"
     try:
         coded = coded_names(_weight_files(folder), method) if method else {}
     except SafetensorError as e:
         raise CompileError(f"the weights in '{folder}' can't be read: {e}") from None
     try:
-        model, loaded = kind.from_pretrained(
-            folder, config=config, local_files_only=True, use_safetensors=True, dtype="auto", output_loading_info=True
-        )
+        with _without_report() if coded else nullcontext():
+            model, loaded = kind.from_pretrained(
+                folder, config=config, local_files_only=True, use_safetensors=True, dtype=dtype, output_loading_info=True
+            )
     except Exception as e:  # the loader raises whatever its parts raise
         raise CompileError(f"'{folder}' can't be loaded as {kind.__name__}: {e}") from None
     missing = [name for name in loaded["missing_keys"] if ignored is None or not name.startswith(ignored)]
     if missing:
         raise CompileError(f"'{folder}' lacks weights of {type(model).__name__}: {_some(missing)}")
     if coded:
-        keep_codes(model, coded, method)
+        keep_codes(model, coded, method, quantisation)
     return model.eval()
 
 
-def _quantised(folder: Path, config: Any) -> str:
-    """How a config says that weights are coded; "" for those that aren't. Lets transformers decode them as it loads them. Raises
-    CompileError for what `keep_codes` doesn't know."""
+def _quantised(folder: Path, config: Any) -> tuple[str, Mapping[str, Any]]:
+    """How a config says that weights are coded, and all that it says; "" for those that aren't. Lets transformers decode them as it
+    loads them, or load the codes as numbers. Raises CompileError for what `keep_codes` doesn't know."""
     given = getattr(config, "quantization_config", None)
     if given is None:
-        return ""
+        return "", {}
     method = given.get("quant_method") if isinstance(given, dict) else None
     if method not in FORMATS:
         raise CompileError(
             f"'{folder}' holds quantised weights ({method}); {', '.join(FORMATS)} are taken as they are",
             hint="take the model that they were made of, and --weights int8 or int4:64",
         )
-    config.quantization_config = given | {"dequantize": True}
-    return str(method)
+    if FORMATS[str(method)].decodes:
+        config.quantization_config = given | {"dequantize": True}
+    else:
+        del config.quantization_config
+    return str(method), given
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Without transformers' report of what it doesn't expect: scales."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 def _weight_files(folder: Path) -> list[Path]:

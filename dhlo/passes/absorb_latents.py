@@ -19,11 +19,12 @@ from dhlo.ir.dialect import attr, build, defining, exprs
 from dhlo.ir.function import bodies, requested_pages
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Attention, Matmul
-from dhlo.ir.ops.movement import Broadcast, Concat, Reshape, Slice, Transpose, Weight
+from dhlo.ir.ops.movement import Broadcast, Concat, Reshape, Slice, Transpose
 from dhlo.ir.types import from_mlir
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cse import cse, erase_dead
 from dhlo.passes.find_attention import find_attention
+from dhlo.passes.fold_weights import made_of_weights
 from dhlo.passes.simplify import simplify
 
 __all__ = ["absorb_latents"]
@@ -160,15 +161,10 @@ def _product(v: Any) -> tuple[Any, Any] | None:
         return None
     split = defining(turned.operands[0])
     made = defining(split.operands[0]) if isinstance(split, Reshape) else None
-    if not isinstance(made, Matmul) or from_mlir(made.operands[1]).rank != 2 or not _is_constant(made.operands[1]):
+    if not isinstance(made, Matmul) or from_mlir(made.operands[1]).rank != 2 or not made_of_weights(made.operands[1]):
         return None
     rows, (batch, heads, count, columns) = made.operands[0], from_mlir(v).shape
     t = from_mlir(rows)
     if t.rank != 4 or t.shape[:3] != (batch, 1, count) or from_mlir(made.results[0]).shape[3] != heads * columns:
         return None
     return rows, made.operands[1]
-
-
-def _is_constant(v: Any) -> bool:
-    op = defining(v)
-    return isinstance(op, Weight) or isinstance(op, (Transpose, Reshape)) and _is_constant(op.operands[0])

@@ -20,7 +20,7 @@ from dhlo.ir.symbols import is_static
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.find_dequantize import constant_of
 
-__all__ = ["fold_weights"]
+__all__ = ["fold_weights", "made_of_weights"]
 
 _FOLDABLE = (Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.GATHER, Kind.SOURCE)
 _GROWTH = 4096  # elements that a folded value may have beyond what it is made of
@@ -47,7 +47,7 @@ def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
             continue
         if kind is Kind.MOVEMENT and not isinstance(op, Reshape) and not _only_grouped(op) or isinstance(op, Dequantize):
             continue  # read in place, or packed as it is
-        if kind is Kind.REDUCTION and _made_of_weights(op.operands[0]):
+        if kind is Kind.REDUCTION and made_of_weights(op.operands[0]):
             # At once with all that comes before, which may be larger than what it is made of: sums of int8 columns, say.
             whole = constant_of(op.results[0], weights, {})
             if whole is not None:
@@ -147,10 +147,10 @@ def _channel_vector(b: Any, out: TensorType) -> Any:
     x = b.operands[0]
     dims = attr(b, "dims")
     if from_mlir(x).rank == 1 and dims == [1] and is_static(from_mlir(x).shape[0]) and from_mlir(x).shape[0] == out.shape[1]:
-        return x if _made_of_weights(x) else None
+        return x if made_of_weights(x) else None
     r = defining(x)
     if isinstance(r, Reshape) and from_mlir(r.operands[0]).rank == 1 and from_mlir(r.operands[0]).shape[0] == out.shape[1]:
-        return r.operands[0] if _made_of_weights(r.operands[0]) else None
+        return r.operands[0] if made_of_weights(r.operands[0]) else None
     return None
 
 
@@ -163,7 +163,8 @@ def _hoist(v: Value, before: Any) -> None:
         op.operation.move_before(before.operation)
 
 
-def _made_of_weights(v: Value) -> bool:
+def made_of_weights(v: Value) -> bool:
+    """Whether a value is computed from weights and numbers alone."""
     return all(isinstance(op, (Weight, Full)) or op is not None and op.kind in _FOLDABLE and bool(op.operands) for op in _makers(v))
 
 

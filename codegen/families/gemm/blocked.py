@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Final
 
 from dhlo.codegen.families.gemm.microkernel import (
@@ -18,13 +16,14 @@ from dhlo.codegen.families.gemm.pack_rows import emit_pack_a_panel, emit_widen_r
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import emit_store_part, part_of
 from dhlo.codegen.families.gemm.plan import RowSplit
-from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, accumulator, depth, result_type, unit
+from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, depth, result_type, unit
+from dhlo.codegen.families.gemm.sharing import Sharing
 from dhlo.codegen.families.gemm.sides import PACKING_FIELDS
-from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.families.gemm.tile_calls import TileCalls
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I8, I32, I64, PTR, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
-from dhlo.codegen.target import LINE_BYTES
 
-__all__ = ["AHEAD", "emit_blocked_kernel", "packs_on_the_way"]
+__all__ = ["AHEAD", "Kernel", "emit_blocked_kernel", "packs_on_the_way"]
 
 AHEAD: Final = ("ahead_one", "ahead_few", "ahead_more")
 """Facts of the machine that the kernel takes: how many bytes ahead in its own panel of B a lone row panel prefetches, of one
@@ -33,8 +32,6 @@ _FEW_ROWS = 4
 # A lone panel that is packed is prefetched so many rows ahead. Found on a Zen 5: the distances that are measured of a machine are
 # of rows one behind the other.
 _ROWS_AHEAD = 32
-# Tiles share the fetching of what is read next by so many powers of two at most.
-_MOST_SHIFT = 5
 
 
 def packs_on_the_way(elem: str) -> bool:
@@ -54,10 +51,10 @@ def emit_blocked_kernel(
     k, which take the place of batches, the size of batch 1 is their number, and the last argument the memory for their sums; it
     calls neither epilogue nor touch.
     """
-    _Kernel(module, name, elem, spec, source, rows, narrow, parts).emit()
+    Kernel(module, name, elem, spec, source, rows, narrow, parts).emit()
 
 
-class _Kernel:
+class Kernel:
     """The kernel under construction. Of runs of panels of one row block, groups take one chunk of k after the other: the chunk's
     rows of A are packed once for a group, the sums of its tiles wait in scratch from chunk to chunk."""
 
@@ -173,8 +170,8 @@ class _Kernel:
                 rows, to = fn.gep(a_chunk, fn.mul(offset, self.sm), elem), fn.gep(self.a_pack, fn.mul(offset, a_size), self.part)
                 emit_pack_a_panel(fn, elem, spec, rows, self.sm, self.sk, mr, elements, to)
         shares = fn.const(0, I1) if self.sharing is None else fn.cmp("ge", split.panels, SHARING_PANELS)
-        shift = self._shift(split)
-        calls = _TileCalls.of(self, size if self.halves is None else fn.divu(elements, depth(elem)), chunk, shares)
+        sharing = None if self.sharing is None else Sharing.of(fn, elem, spec, shares, split.panels, size)
+        calls = TileCalls.of(self, size if self.halves is None else fn.divu(elements, depth(elem)), chunk, shares)
         halves = None if self.halves is None else self._pack_half(split, a_chunk, elements)
         slices = fn.divu(fn.const(self.row_bytes, I64), split.panels)
         alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), self.ahead_few, self.ahead_more)
@@ -214,10 +211,11 @@ class _Kernel:
                 if self.source.in_place:
                     fetch = [fn.gep(later, fn.mul(i.iv, slice_bytes), I8), later_step, fn.i64(0)]
                 else:
-                    lead, share = self._share(i.iv, shares, shift, size, later_step)
+                    lead, share, shift = fn.cmp("eq", i.iv, 0), later, fn.i64(0)
+                    if sharing is not None:
+                        lead, share, shift = sharing.share(i.iv, later, later_step)
                     other, other_step = self._rows_ahead(a[0], mr, elements, fn.cmp("eq", p.iv, g0), panel)
-                    fetch = [fn.select(lead, fn.gep(later, share, I8), other), fn.select(lead, later_step, other_step)]
-                    fetch.append(fn.select(lead, shift, 0))
+                    fetch = [fn.select(lead, share, other), fn.select(lead, later_step, other_step), shift]
                 packs = None if packing is None else fn.and_(packing, fn.cmp("eq", i.iv, 0))
                 tile = self.tile
                 if chunk is not None:  # whose tiles wait for the next, side by side
@@ -232,26 +230,6 @@ class _Kernel:
                     calls.emit(kernels, a, b, tile, place, spec.nr(elem), fetch, rest)
                 else:
                     calls.emit_across(a, panel, tile, place, fetch, rest, packs=packs, slices=self.source.in_place)
-
-    @property
-    def _lines(self) -> int:
-        """Lines of rows as they lie that are fetched for a unit of k."""
-        return self.columns * BITS[self.elem] * depth(self.elem) // (8 * LINE_BYTES)
-
-    def _shift(self, split: RowSplit) -> V:
-        """x, where one part of the tiles below each other, `_lines` times 2^x, share the fetching of rows as they lie: memory
-        delivers a panel's lines in the time of several tiles."""
-        fn, shift = self.fn, self.fn.i64(0)
-        for x in range(1, _MOST_SHIFT + 1):
-            shift = fn.select(fn.cmp("ge", split.panels, SHARING_PANELS // 2 * self._lines << x), x, shift)
-        return shift
-
-    def _share(self, i: V, shares: V, shift: V, size: V, step: V) -> tuple[V, V]:
-        """Whether the tile i fetches of the rows of the next `size` units, and how many bytes on it begins."""
-        fn, lines = self.fn, self._lines
-        tiles, rows = fn.shl(fn.i64(lines), shift), fn.add(fn.shr(fn.sub(size, 1), shift), 1)
-        begins = fn.add(fn.mul(fn.mul(fn.divu(i, lines), rows), step), fn.mul(fn.remu(i, lines), LINE_BYTES))
-        return fn.cmp("lt", i, fn.select(shares, tiles, 1)), fn.select(shares, begins, 0)
 
     def _rows_ahead(self, a: V, mr: V, elements: V, first: V, panel: V) -> tuple[V, V]:
         """What tiles below the first one prefetch, and how many bytes of it for a step: the next row panel, where rows are read in
@@ -289,7 +267,7 @@ class _Kernel:
             emit_pack_a_panel(fn, elem, spec, fn.gep(a_chunk, at, elem), self.sm, self.sk, mr, rest, to)
         return there
 
-    def _onward(self, calls: _TileCalls, c: Chunk, p: V, g0: V, g1: V) -> V:
+    def _onward(self, calls: TileCalls, c: Chunk, p: V, g0: V, g1: V) -> V:
         """How many bytes on is the packed chunk that is read after that of panel `p`: the group's next panel's, after the last the
         first one's next chunk, after all chunks the next group's."""
         fn = self.fn
@@ -298,158 +276,3 @@ class _Kernel:
         again = fn.sub(fn.mul(c.units, self.row_bytes), fn.mul(fn.sub(p, g0), whole))
         turn = fn.select(calls.last, fn.sub(whole, fn.mul(c.first, self.row_bytes)), again)
         return fn.select(fn.cmp("lt", fn.add(p, 1), g1), whole, turn)
-
-
-@dataclass(frozen=True)
-class _TileCalls:
-    """Emits the calls of micro-kernel and epilogue in the kernel `fn`."""
-
-    elem: str
-    spec: TileSpec
-    narrow: bool
-    fn: Fn
-    table: V
-    sharing: V  # those of wide tiles that share what they fetch, or the same
-    packing: tuple[V, V] | None  # the micro-kernels that pack B, and what they take in its place
-    halves: V | None  # the micro-kernels of packed units, where the others take whole ones only
-    steps: V  # of the chunk of k, whole ones where rows are read in place
-    adds: V | None  # whether it adds to the tile; None where it is all of k
-    last: V | None  # whether the tile is finished then
-    accumulate: V  # for micro-kernels
-    touches: V  # whether the tile's memory is to be prefetched
-    result: V | None  # where whole tiles are stored, null for none; None for chunks, whose tiles wait
-    m: V
-    n: V
-    epilogue: V
-    touch: V
-    eargs: V
-
-    @classmethod
-    def of(cls, kernel: _Kernel, steps: V, chunk: V | None, shares: V) -> _TileCalls:
-        """`shares`: tiles share what they fetch."""
-        fn = kernel.fn
-
-        def either(sharing: str | None, alone: str) -> V:
-            return fn.address_of(alone) if sharing is None else fn.select(shares, fn.address_of(sharing), fn.address_of(alone))
-
-        adds, last, accumulate, touches = None, None, fn.i64(0), kernel.touches
-        if chunk is not None:
-            adds, last = fn.cmp("gt", chunk, 0), fn.cmp("eq", fn.add(chunk, 1), kernel.chunks)
-            accumulate, touches = fn.select(adds, fn.i64(1), 0), fn.and_(touches, last)
-        functions, table = (kernel.epilogue, kernel.touch, kernel.eargs), fn.address_of(kernel.table)
-        halves = None if kernel.halves is None else fn.address_of(kernel.halves)
-        sums = accumulate, touches, kernel.result if chunk is None else None, kernel.m, kernel.n
-        packing = None if kernel.packing is None else either(kernel.sharing_packing, kernel.packing)
-        packs = None if packing is None or kernel.packed is None else (packing, kernel.packed)
-        return cls(
-            kernel.elem,
-            kernel.spec,
-            kernel.narrow,
-            fn,
-            table,
-            either(kernel.sharing, kernel.table),
-            packs,
-            halves,
-            steps,
-            adds,
-            last,
-            *sums,
-            *functions,
-        )
-
-    def either(self, packs: V | None, variants: V, panel: V) -> tuple[V, V]:
-        """The micro-kernels and their B: those of a panel, or those that pack it."""
-        if packs is None or self.packing is None:
-            return variants, panel
-        return self.fn.select(packs, self.packing[0], variants), self.fn.select(packs, self.packing[1], panel)
-
-    def single(self, split: RowSplit) -> V:
-        """Whether one tile takes all rows and columns of an item."""
-        fn, spec = self.fn, self.spec
-        few = spec.rows(self.elem) if spec.per_panel == 1 else spec.whole_panel_rows(self.elem)
-        return fn.cmp("le", split.size, few)
-
-    def variants(self, width: V, table: V) -> V:
-        """The micro-kernels of a table by number of rows, for a tile of `width` columns."""
-        fn, spec, elem = self.fn, self.spec, self.elem
-        wide = self.sharing if table is self.table else table
-        if not self.narrow:
-            return wide
-        return fn.select(fn.cmp("le", width, spec.lanes(elem)), fn.gep(table, spec.rows(elem), PTR), wide)
-
-    def emit(
-        self,
-        variants: V,
-        a: Sequence[V],
-        b: V,
-        tile: V,
-        place: Sequence[V],
-        ld: V | int,
-        fetch: Sequence[V],
-        rest: tuple[V, V] | None,
-    ) -> None:
-        """One chunk of the sums in `tile`, which are at `place` (batch, row, column, rows, columns) of C. `rest`: whether A's
-        whole units are followed by one that is packed, and its address. `fetch`: what is prefetched (see `emit_microkernel`)."""
-        fn, acc = self.fn, accumulator(self.elem)
-        ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
-        at, apart, inside, rounds = tile, fn.i64(ld), None, result_type(self.elem) != acc
-        null = fn.int_to_ptr(fn.i64(0))
-        to = null  # where sums are rounded to
-        if self.result is not None:
-            batch, row, column, _, width = place
-            inside = fn.and_(fn.cmp("ne", fn.ptr_to_int(self.result), 0), fn.cmp("eq", width, apart))
-            cell = fn.add(fn.mul(fn.add(fn.mul(batch, self.m), row), self.n), column)
-            to = fn.select(inside, fn.gep(self.result, cell, result_type(self.elem)), null if rounds else tile)
-            at, apart = tile if rounds else to, self.n if rounds else fn.select(inside, self.n, apart)
-        place = [self.eargs, tile, fn.i64(ld), *place]
-        with fn.when(self.touches):
-            fn.call_ptr(self.touch, place)
-        if self.adds is not None:
-            with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), LINE_BYTES) as line:
-                fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
-        # What is packed behind whole units is added to their sums in the tile.
-        placed = [to if rest is None else fn.select(rest[0], null, to), apart] if rounds else [apart]
-        fn.call_ptr(ukr, [*a, b, self.steps, at, self.accumulate, *fetch, *placed])
-        if rest is not None and self.halves is not None:
-            with fn.when(rest[0]):
-                ukr = fn.load(fn.gep(self.variants(place[7], self.halves), fn.sub(place[6], 1), PTR), PTR)
-                last = fn.gep(b, fn.mul(self.steps, self.spec.panel(self.elem)), unit(self.elem))
-                fn.call_ptr(ukr, [rest[1], last, fn.i64(1), tile, fn.i64(1), fetch[0], fn.i64(0), fn.i64(0), to, apart])
-        hands_over = self.last if inside is None else fn.not_(inside)
-        with nullcontext() if hands_over is None else fn.when(hands_over):
-            fn.call_ptr(self.epilogue, place)
-
-    def emit_across(
-        self,
-        a: Sequence[V],
-        panel: V,
-        tile: V,
-        place: Sequence[V],
-        fetch: Sequence[V],
-        rest: tuple[V, V] | None,
-        *,
-        packs: V | None,
-        slices: bool,
-    ) -> None:
-        """The tiles of some rows across a panel that is wider than they are, one after the other in `tile` where they wait.
-        They prefetch at `fetch[0]`, `fetch[1]` bytes a step of k: slices between them, or the columns of each that lie there."""
-        fn, spec, elem = self.fn, self.spec, self.elem
-        columns, part = spec.panel(elem), unit(elem)
-        (batch, m0, n0, mr, width), (address, step, shared) = place, fetch
-        ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
-        share = fn.divu(fn.mul(step, ld), columns) if slices else step
-        onward = fn.mul(share, self.steps) if slices else fn.mul(ld, BITS[part] // 8)
-        with fn.loop(0, width, ld, [fn.i64(0)]) as t:
-            b, left, later = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld), t.carried[0]
-            sums = tile if self.last is None else fn.gep(tile, fn.mul(mr, t.iv), part)
-            here = [batch, m0, fn.add(n0, t.iv), mr, left]
-            if spec.flips(elem):
-                a = [a[0], fn.gep(a[1], t.iv, I32), a[2]]
-            kernels, right = self.either(packs, self.variants(left, self.table), b)
-            self.emit(kernels, a, right, sums, here, ld, [fn.gep(address, later, I8), share, shared], rest)
-            if self.packing is not None:  # the next tile's columns
-                nbytes = fn.mul(ld, BITS[part] // 8)
-                for i, more in ((0, nbytes), (2, nbytes), (4, fn.sub(0, ld))):
-                    field = fn.gep(self.packing[1], i, I64)
-                    fn.store(fn.add(fn.load(field, I64), more), field)
-            t.yield_(fn.add(later, onward))

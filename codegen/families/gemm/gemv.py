@@ -211,7 +211,7 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
                     _emit_wide_passes(item, rows, begin, end)
             if most < STREAM_ROWS[elem]:
                 with fn.when(fn.and_(near, fn.cmp("gt", m, most))):
-                    _emit_row_groups(item, range((most + 1) // 2, most + 1), begin, end, far=False)
+                    _emit_row_groups(item, range((most + 1) // 2, most + 1), begin, end, far=False, shared=True)
             for those, heights in _far_rows(elem, spec):
                 with fn.when(fn.and_(in_strips, fn.and_(fn.cmp("ge", m, those[0]), fn.cmp("le", m, those[-1])))):
                     _emit_row_groups(item, heights, begin, end, far=True, shared=those[0] > most)
@@ -298,9 +298,8 @@ def _emit_row_groups(item: _Item, heights: range, begin: V, end: V, *, far: bool
                     numbers = [ld, width or fn.i64(0), ahead, adds]
                     for rows in heights:
                         with fn.when(fn.cmp("eq", high, rows)):
-                            kernel = emit_pass(
-                                fn.module, elem, rows, vectors, item.spec, part=width is not None, far=far, shared=shared
-                            )
+                            form = {"part": width is not None, "far": far or shared, "shared": shared}
+                            kernel = emit_pass(fn.module, elem, rows, vectors, item.spec, **form)
                             fn.call(kernel, [a, item.a_stride, b, item.b_stride, size, tile, *numbers])
 
             with fn.loop(0, whole) as p:

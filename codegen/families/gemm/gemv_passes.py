@@ -88,13 +88,14 @@ def emit_pass(
 
         return _add_products(fn, rows, vectors, factor, column, sums)
 
-    done, sums = fn.i64(0), start
     if elem == F16:
-        done, sums = _add_widened(fn, spec, starts, k, add_step, start)
-    with fn.loop(done, k, 1, sums) as loop:
-        at = loop.iv
-        loop.yield_(*add_step(at, lambda i: _factor(fn, elem, fn.gep(starts[i], at, elem), lanes), loop.carried))
-    for i, (x, (p, mask)) in enumerate(zip(loop.results, cells(), strict=True)):
+        results = _add_widened(fn, spec, starts, k, add_step, start)
+    else:
+        with fn.loop(0, k, 1, start) as loop:
+            at = loop.iv
+            loop.yield_(*add_step(at, lambda i: _factor(fn, elem, fn.gep(starts[i], at, elem), lanes), loop.carried))
+        results = loop.results
+    for i, (x, (p, mask)) in enumerate(zip(results, cells(), strict=True)):
         if mask is None:
             fn.store(x, p)
         else:
@@ -110,17 +111,21 @@ def _add_widened(
     k: V,
     add_step: Callable[[V, Callable[[int], V], Sequence[V]], list[V]],
     sums: Sequence[V],
-) -> tuple[V, list[V]]:
-    """The steps that are whole vectors of rows of A of f16, which are widened together: a number that is widened by itself takes
-    as long as its products by a vector or two. Returns how many they are, and the sums."""
+) -> list[V]:
+    """The sums with the products of rows of A of f16, of which a vector is widened at a time: a number that is widened by itself
+    takes as long as its products by a vector or two."""
     lanes = spec.lanes(F16)
-    whole = fn.sub(k, fn.remu(k, lanes))
     wide = fn.alloca(len(starts) * lanes, F32)
-    with fn.loop(0, whole, lanes, sums) as piece:
-        first = piece.iv
-        for i, row in enumerate(starts):
-            fn.store(_load(fn, F16, fn.gep(row, first, F16), lanes), fn.gep(wide, i * lanes, F32))
-        with fn.loop(0, lanes, 1, piece.carried) as loop:
+    with fn.loop(0, k, lanes, sums) as piece:
+        first, left = piece.iv, fn.min(fn.sub(k, piece.iv), lanes)
+
+        def widen(mask: V | None = None) -> list[V]:
+            for i, row in enumerate(starts):
+                fn.store(_load(fn, F16, fn.gep(row, first, F16), lanes, mask), fn.gep(wide, i * lanes, F32))
+            return []
+
+        fn.if_else(fn.cmp("eq", left, lanes), widen, lambda: widen(fn.tail_mask(left, lanes)), [])
+        with fn.loop(0, left, 1, piece.carried) as loop:
             step = loop.iv
 
             def factor(i: int) -> V:
@@ -128,7 +133,7 @@ def _add_widened(
 
             loop.yield_(*add_step(fn.add(first, step), factor, loop.carried))
         piece.yield_(*loop.results)
-    return whole, piece.results
+    return piece.results
 
 
 def _add_products(

@@ -1,0 +1,173 @@
+"""What the kernel of a product calls for a tile: micro-kernel, touch and epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dhlo.codegen.families.gemm.plan import RowSplit
+from dhlo.codegen.families.gemm.register_tile import TileSpec, accumulator, result_type, unit
+from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, V
+from dhlo.codegen.target import LINE_BYTES
+
+if TYPE_CHECKING:
+    from dhlo.codegen.families.gemm.blocked import Kernel
+
+__all__ = ["TileCalls"]
+
+
+@dataclass(frozen=True)
+class TileCalls:
+    """Emits the calls of micro-kernel and epilogue in the kernel `fn`."""
+
+    elem: str
+    spec: TileSpec
+    narrow: bool
+    fn: Fn
+    table: V
+    sharing: V  # those of wide tiles that share what they fetch, or the same
+    packing: tuple[V, V] | None  # the micro-kernels that pack B, and what they take in its place
+    halves: V | None  # the micro-kernels of packed units, where the others take whole ones only
+    steps: V  # of the chunk of k, whole ones where rows are read in place
+    adds: V | None  # whether it adds to the tile; None where it is all of k
+    last: V | None  # whether the tile is finished then
+    accumulate: V  # for micro-kernels
+    touches: V  # whether the tile's memory is to be prefetched
+    result: V | None  # where whole tiles are stored, null for none; None for chunks, whose tiles wait
+    m: V
+    n: V
+    epilogue: V
+    touch: V
+    eargs: V
+
+    @classmethod
+    def of(cls, kernel: Kernel, steps: V, chunk: V | None, shares: V) -> TileCalls:
+        """`shares`: tiles share what they fetch."""
+        fn = kernel.fn
+
+        def either(sharing: str | None, alone: str) -> V:
+            return fn.address_of(alone) if sharing is None else fn.select(shares, fn.address_of(sharing), fn.address_of(alone))
+
+        adds, last, accumulate, touches = None, None, fn.i64(0), kernel.touches
+        if chunk is not None:
+            adds, last = fn.cmp("gt", chunk, 0), fn.cmp("eq", fn.add(chunk, 1), kernel.chunks)
+            accumulate, touches = fn.select(adds, fn.i64(1), 0), fn.and_(touches, last)
+        functions, table = (kernel.epilogue, kernel.touch, kernel.eargs), fn.address_of(kernel.table)
+        halves = None if kernel.halves is None else fn.address_of(kernel.halves)
+        sums = accumulate, touches, kernel.result if chunk is None else None, kernel.m, kernel.n
+        packing = None if kernel.packing is None else either(kernel.sharing_packing, kernel.packing)
+        packs = None if packing is None or kernel.packed is None else (packing, kernel.packed)
+        return cls(
+            kernel.elem,
+            kernel.spec,
+            kernel.narrow,
+            fn,
+            table,
+            either(kernel.sharing, kernel.table),
+            packs,
+            halves,
+            steps,
+            adds,
+            last,
+            *sums,
+            *functions,
+        )
+
+    def either(self, packs: V | None, variants: V, panel: V) -> tuple[V, V]:
+        """The micro-kernels and their B: those of a panel, or those that pack it."""
+        if packs is None or self.packing is None:
+            return variants, panel
+        return self.fn.select(packs, self.packing[0], variants), self.fn.select(packs, self.packing[1], panel)
+
+    def single(self, split: RowSplit) -> V:
+        """Whether one tile takes all rows and columns of an item."""
+        fn, spec = self.fn, self.spec
+        few = spec.rows(self.elem) if spec.per_panel == 1 else spec.whole_panel_rows(self.elem)
+        return fn.cmp("le", split.size, few)
+
+    def variants(self, width: V, table: V) -> V:
+        """The micro-kernels of a table by number of rows, for a tile of `width` columns."""
+        fn, spec, elem = self.fn, self.spec, self.elem
+        wide = self.sharing if table is self.table else table
+        if not self.narrow:
+            return wide
+        return fn.select(fn.cmp("le", width, spec.lanes(elem)), fn.gep(table, spec.rows(elem), PTR), wide)
+
+    def emit(
+        self,
+        variants: V,
+        a: Sequence[V],
+        b: V,
+        tile: V,
+        place: Sequence[V],
+        ld: V | int,
+        fetch: Sequence[V],
+        rest: tuple[V, V] | None,
+    ) -> None:
+        """One chunk of the sums in `tile`, which are at `place` (batch, row, column, rows, columns) of C. `rest`: whether A's
+        whole units are followed by one that is packed, and its address. `fetch`: what is prefetched (see `emit_microkernel`)."""
+        fn, acc = self.fn, accumulator(self.elem)
+        ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
+        at, apart, inside, rounds = tile, fn.i64(ld), None, result_type(self.elem) != acc
+        null = fn.int_to_ptr(fn.i64(0))
+        to = null  # where sums are rounded to
+        if self.result is not None:
+            batch, row, column, _, width = place
+            inside = fn.and_(fn.cmp("ne", fn.ptr_to_int(self.result), 0), fn.cmp("eq", width, apart))
+            cell = fn.add(fn.mul(fn.add(fn.mul(batch, self.m), row), self.n), column)
+            to = fn.select(inside, fn.gep(self.result, cell, result_type(self.elem)), null if rounds else tile)
+            at, apart = tile if rounds else to, self.n if rounds else fn.select(inside, self.n, apart)
+        place = [self.eargs, tile, fn.i64(ld), *place]
+        with fn.when(self.touches):
+            fn.call_ptr(self.touch, place)
+        if self.adds is not None:
+            with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), LINE_BYTES) as line:
+                fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
+        # What is packed behind whole units is added to their sums in the tile.
+        placed = [to if rest is None else fn.select(rest[0], null, to), apart] if rounds else [apart]
+        fn.call_ptr(ukr, [*a, b, self.steps, at, self.accumulate, *fetch, *placed])
+        if rest is not None and self.halves is not None:
+            with fn.when(rest[0]):
+                ukr = fn.load(fn.gep(self.variants(place[7], self.halves), fn.sub(place[6], 1), PTR), PTR)
+                last = fn.gep(b, fn.mul(self.steps, self.spec.panel(self.elem)), unit(self.elem))
+                fn.call_ptr(ukr, [rest[1], last, fn.i64(1), tile, fn.i64(1), fetch[0], fn.i64(0), fn.i64(0), to, apart])
+        hands_over = self.last if inside is None else fn.not_(inside)
+        with nullcontext() if hands_over is None else fn.when(hands_over):
+            fn.call_ptr(self.epilogue, place)
+
+    def emit_across(
+        self,
+        a: Sequence[V],
+        panel: V,
+        tile: V,
+        place: Sequence[V],
+        fetch: Sequence[V],
+        rest: tuple[V, V] | None,
+        *,
+        packs: V | None,
+        slices: bool,
+    ) -> None:
+        """The tiles of some rows across a panel that is wider than they are, one after the other in `tile` where they wait.
+        They prefetch at `fetch[0]`, `fetch[1]` bytes a step of k: slices between them, or the columns of each that lie there."""
+        fn, spec, elem = self.fn, self.spec, self.elem
+        columns, part = spec.panel(elem), unit(elem)
+        (batch, m0, n0, mr, width), (address, step, shared) = place, fetch
+        ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
+        share = fn.divu(fn.mul(step, ld), columns) if slices else step
+        onward = fn.mul(share, self.steps) if slices else fn.mul(ld, BITS[part] // 8)
+        with fn.loop(0, width, ld, [fn.i64(0)]) as t:
+            b, left, later = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld), t.carried[0]
+            sums = tile if self.last is None else fn.gep(tile, fn.mul(mr, t.iv), part)
+            here = [batch, m0, fn.add(n0, t.iv), mr, left]
+            if spec.flips(elem):
+                a = [a[0], fn.gep(a[1], t.iv, I32), a[2]]
+            kernels, right = self.either(packs, self.variants(left, self.table), b)
+            self.emit(kernels, a, right, sums, here, ld, [fn.gep(address, later, I8), share, shared], rest)
+            if self.packing is not None:  # the next tile's columns
+                nbytes = fn.mul(ld, BITS[part] // 8)
+                for i, more in ((0, nbytes), (2, nbytes), (4, fn.sub(0, ld))):
+                    field = fn.gep(self.packing[1], i, I64)
+                    fn.store(fn.add(fn.load(field, I64), more), field)
+            t.yield_(fn.add(later, onward))

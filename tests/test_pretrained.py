@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import dhlo
 from dhlo.cli import app
+from dhlo.integrations.coded_weights import FORMATS
 from dhlo.integrations.pretrained import load_folder, model_programs
 from dhlo.integrations.transformers import attach
 from tests.checkpoints import change_weights, decoded_by_transformers, to_fp8, to_mxfp4
@@ -218,6 +219,31 @@ def test_float8_of_a_checkpoint(tmp_path: Path, experts: bool) -> None:
     other = sum(p.nbytes for p in want.parameters()) - 2 * numbers
     # A scale of f32 for each 32 numbers; columns that fill a panel.
     assert numbers < dhlo.compile(program, cache="").native.constants_bytes < 1.4 * numbers + 1.2 * other
+
+
+def test_scales_of_float8() -> None:
+    """As powers of two, in either type that holds these, and one for a whole matrix."""
+    decode = FORMATS["fp8"].decode
+    codes, exponents = (
+        torch.randn(5, 6).to(torch.float8_e4m3fn),
+        torch.tensor([[120, 127], [130, 126], [127, 1]], dtype=torch.uint8),
+    )
+    factors = torch.exp2(exponents.float() - 127)
+    want = codes.float() * factors.repeat_interleave(2, 0)[:5].repeat_interleave(3, 1)
+    for scales in (factors, exponents, exponents.view(torch.float8_e8m0fnu)):
+        assert torch.equal(decode(torch.float32, codes, scales, blocks=[2, 3]), want)
+    for blocks in ([2, 3], None):
+        assert torch.equal(decode(torch.bfloat16, codes, torch.tensor(0.5), blocks=blocks), (codes.float() / 2).bfloat16())
+
+
+@pytest.mark.parametrize("blocks", [[0, 32], [32], "128", [32, -1], [1 << 70, 64], {}, 7])
+def test_odd_blocks_of_float8_are_refused(tmp_path: Path, blocks: Any) -> None:
+    small_float8(tmp_path, experts=False)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = blocks
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(dhlo.CompileError, match="can't be decoded as fp8"):
+        load_folder(tmp_path)
 
 
 NAME = "model.layers.0.mlp.down_proj.weight"

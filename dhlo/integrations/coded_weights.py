@@ -43,8 +43,11 @@ def _mxfp4(dtype: torch.dtype, blocks: torch.Tensor, scales: torch.Tensor) -> to
 def _fp8(dtype: torch.dtype, codes: torch.Tensor, scales: torch.Tensor, blocks: Sequence[int] | None) -> torch.Tensor:
     """Float8 of [..., rows, columns] times a scale (f32, or e8m0 in bytes) of each of `blocks` rows and columns, or of them all."""
     rows, columns = codes.shape[-2:]
-    high, wide = (rows, columns) if blocks is None or scales.numel() == 1 else blocks
-    wide = min(wide, columns)
+    if blocks is None or scales.numel() == 1:
+        blocks = rows, columns
+    high, wide = (min(int(block), size) for block, size in zip(blocks, (rows, columns), strict=True))
+    if min(high, wide) < 1:
+        raise ValueError(f"{list(codes.shape)} in blocks of {list(blocks)}")
     grid = (*codes.shape[:-2], -(-rows // high), -(-columns // wide))
     if codes.dtype not in _FLOAT8 or scales.numel() != math.prod(grid) or columns % wide:
         of = f"blocks of {high} x {wide}"

@@ -15,7 +15,7 @@ import dhlo
 
 # Few rows, whose right side is streamed; panels of whole and of part vectors; depths that are cut and split.
 SIZES = [(m, k, n) for m in (0, 1, 3, 5, 12, 13, 33, 100) for k in (0, 1, 17, 129, 700) for n in (1, 16, 17, 65, 130)]
-SIZES += [(9, 20_000, 17), (30, 20_000, 17), (40, 3_000, 100), (36, 400, 75), (24, 390, 200), (29, 1_000, 3_001)]
+SIZES += [(9, 20_000, 17), (30, 20_000, 17), (40, 3_000, 100), (36, 400, 175), (24, 390, 200), (29, 1_000, 3_001)]
 
 
 class Products(nn.Module):

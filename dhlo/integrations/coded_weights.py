@@ -135,7 +135,8 @@ def keep_codes(model: Any, names: Mapping[str, tuple[Path, ...]], method: str, c
             stored = tuple(_merged(names, sources, i, suffix) for i, suffix in enumerate(given.suffixes))
             same = torch.equal(given.loaded(loaded.dtype, *stored, **settings), loaded)
             decode = partial(given.decode, loaded.dtype, **settings)
-            decode(*stored)
+            if given.loaded is not given.decode:
+                decode(*stored)
         except (AttributeError, ValueError, TypeError, RuntimeError) as e:
             raise CompileError(f"the checkpoint's '{name}' can't be decoded as {method}: {e}") from None
         if not same:

@@ -294,9 +294,10 @@ def test_few_rows_stream_b_in_place(elem: str) -> None:
         (3, 0, 5, 1),
         (8, 0, 5, 2),
         # More rows of much depth.
-        (13, 70, 1024, 1),
-        (24, 130, 1100, 2),
+        (13, 170, 1024, 1),
+        (24, 260, 1100, 2),
         (17, 33, 1030, 1),
+        (19, 403, 1040, 1),
     ]:
         a, b = tensor(rng, (batch, 1, m, k), elem), tensor(rng, (batch, 1, k, n + 3), elem)[..., 2 : n + 2]
         got = run(a, b, packed=False, seed=n, num_threads=1 + m % 3)

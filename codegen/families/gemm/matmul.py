@@ -27,7 +27,7 @@ from dhlo.codegen.families.gemm.gemv import (
 from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, may_stream
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
-from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
+from dhlo.codegen.families.gemm.parts import FEW_TILES, count_parts, emit_join_kernel, join_launch, part_items
 from dhlo.codegen.families.gemm.plan import Plan
 from dhlo.codegen.families.gemm.plan_cost import call_cycles
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, in_one_set, unit
@@ -224,7 +224,10 @@ class Matmul:
             tiled()
             return
         few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[self.elem]), fn.cmp("ge", x.n, 1))
-        few = fn.and_(few, fn.or_(fn.cmp("le", x.m, FLAT_ROWS), fn.cmp("ge", x.k, STREAM_DEPTH[self.elem])))
+        # More rows than that only where every thread has columns of its own, and k wouldn't be split: sums are the tiles' then.
+        least = fn.max(fn.mul(host.num_threads, narrow_columns(self.elem, self.spec)), (FEW_TILES + 1) * self.spec.panel(self.elem))
+        more = fn.and_(fn.cmp("ge", x.k, STREAM_DEPTH[self.elem]), fn.cmp("ge", x.n, least))
+        few = fn.and_(few, fn.or_(fn.cmp("le", x.m, FLAT_ROWS), more))
         streams = fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
         fn.if_else(streams, lambda: self._launch_stream(host, x), tiled, [])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import sympy
 
 from dhlo.codegen.families.box import copy_cycles, product_wake_cycles
@@ -11,10 +13,22 @@ from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, accumulator,
 from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS, HostContext, kernel_fn, load_args
 
-__all__ = ["count_parts", "emit_join_kernel", "emit_store_part", "join_launch", "may_split", "part_items", "part_of", "parts_bytes"]
+__all__ = [
+    "FEW_TILES",
+    "count_parts",
+    "emit_join_kernel",
+    "emit_store_part",
+    "join_launch",
+    "may_split",
+    "part_items",
+    "part_of",
+    "parts_bytes",
+]
 
-# Up to so many tiles are few: k is split so that there are up to so many tiles of parts.
-_FEW_TILES, _TILES_OF_PARTS = 4, 16
+FEW_TILES: Final = 4
+"""Products of more tiles aren't split."""
+# k is split so that there are up to so many tiles of parts.
+_TILES_OF_PARTS = 16
 # Multiply-adds of whole vectors of a part, for a column of tiles, at least; a step of k counts as so many at least, since few rows
 # wait for B. Sizes alone decide: the number of parts is an order of sums, which mustn't hang on the machine or its threads.
 _PART_CYCLES, _STEP_CYCLES = 1 << 14, 4
@@ -32,9 +46,9 @@ def may_split(m: sympy.Expr, n: sympy.Expr, k: sympy.Expr, elem: str, spec: Tile
         return -(-int(size) // step) if size.is_Integer else 1
 
     panels, row_panels = least(n, spec.panel(elem)), least(m, spec.rows(elem))
-    if panels * row_panels > _FEW_TILES:
+    if panels * row_panels > FEW_TILES:
         return False
-    rows = int(m) if m.is_Integer else _FEW_TILES // max(panels, 1) * spec.rows(elem)
+    rows = int(m) if m.is_Integer else FEW_TILES // max(panels, 1) * spec.rows(elem)
     step = max(rows * spec.vectors * spec.per_panel, _STEP_CYCLES)
     return not k.is_Integer or least(k, depth(elem)) * step >= 2 * _PART_CYCLES
 
@@ -46,7 +60,7 @@ def count_parts(fn: Fn, elem: str, spec: TileSpec, m: V, steps: V, panels: V) ->
     with fn.wrapping():
         parts = fn.divu(fn.mul(steps, step), _PART_CYCLES)
     parts = fn.min(parts, fn.divu(fn.i64(_TILES_OF_PARTS), fn.max(tiles, 1)))
-    few = fn.and_(fn.cmp("gt", tiles, 0), fn.cmp("le", tiles, _FEW_TILES))
+    few = fn.and_(fn.cmp("gt", tiles, 0), fn.cmp("le", tiles, FEW_TILES))
     return fn.select(few, parts, 0)
 
 

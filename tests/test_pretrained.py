@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from pathlib import Path
 from typing import Any
@@ -236,7 +237,9 @@ def test_scales_of_float8() -> None:
         assert torch.equal(decode(torch.bfloat16, codes, torch.tensor(0.5), blocks=blocks), (codes.float() / 2).bfloat16())
 
 
-@pytest.mark.parametrize("blocks", [[0, 32], [32], "128", [32, -1], [1 << 70, 64], {}, 7])
+@pytest.mark.parametrize(
+    "blocks", [[0, 32], [32], "128", "32", [32, -1], [1 << 70, 64], {}, 7, [32.0, 32], [math.inf, 32], [True, 32], [[32], 32]]
+)
 def test_odd_blocks_of_float8_are_refused(tmp_path: Path, blocks: Any) -> None:
     small_float8(tmp_path, experts=False)
     config = json.loads((tmp_path / "config.json").read_text())

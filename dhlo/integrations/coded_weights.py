@@ -44,10 +44,10 @@ def _fp8(dtype: torch.dtype, codes: torch.Tensor, scales: torch.Tensor, blocks: 
     """Float8 of [..., rows, columns] times a scale (f32, or e8m0 in bytes) of each of `blocks` rows and columns, or of them all."""
     rows, columns = codes.shape[-2:]
     if blocks is None or scales.numel() == 1:
-        blocks = rows, columns
-    high, wide = (min(int(block), size) for block, size in zip(blocks, (rows, columns), strict=True))
-    if min(high, wide) < 1:
-        raise ValueError(f"{list(codes.shape)} in blocks of {list(blocks)}")
+        blocks = max(rows, 1), max(columns, 1)
+    if not isinstance(blocks, list | tuple) or len(blocks) != 2 or any(type(x) is not int or x < 1 for x in blocks):
+        raise ValueError(f"{list(codes.shape)} in blocks of {blocks}")
+    high, wide = min(blocks[0], max(rows, 1)), min(blocks[1], max(columns, 1))
     grid = (*codes.shape[:-2], -(-rows // high), -(-columns // wide))
     if codes.dtype not in _FLOAT8 or scales.numel() != math.prod(grid) or columns % wide:
         of = f"blocks of {high} x {wide}"

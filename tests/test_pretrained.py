@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import dhlo
 from dhlo.cli import app
 from dhlo.integrations.coded_weights import FORMATS
-from dhlo.integrations.pretrained import load_folder, model_programs
+from dhlo.integrations.pretrained import load_base, load_folder, model_programs
 from dhlo.integrations.transformers import attach
 from tests.checkpoints import change_weights, decoded_by_transformers, to_fp8, to_mxfp4
 from tests.test_encoder_decoder import calls as source_calls
@@ -209,11 +209,7 @@ def test_float8_of_a_checkpoint(tmp_path: Path, experts: bool) -> None:
     model = load_folder(folder)
     assert sum(p.numel() for p in model.parameters() if p.dtype == torch.float8_e4m3fn) == numbers
     ids = torch.randint(50, (2, 7))
-    change_weights(folder, lambda t: [t.pop(n) for n in [*t] if n.endswith("_scale_inv")] and t.update(decoded))
-    config = json.loads((folder / "config.json").read_text())
-    del config["quantization_config"]
-    (folder / "config.json").write_text(json.dumps(config))
-    want = load_folder(folder)
+    want = as_decoded(folder, decoded)
     with torch.no_grad():
         assert torch.equal(model(ids).logits, want(ids).logits)
     (program,) = model_programs(model)[0].values()
@@ -224,17 +220,73 @@ def test_float8_of_a_checkpoint(tmp_path: Path, experts: bool) -> None:
 
 def test_scales_of_float8() -> None:
     """As powers of two, in either type that holds these, and one for a whole matrix."""
-    decode = FORMATS["fp8"].decode
-    codes, exponents = (
-        torch.randn(5, 6).to(torch.float8_e4m3fn),
-        torch.tensor([[120, 127], [130, 126], [127, 1]], dtype=torch.uint8),
-    )
+    given = FORMATS["fp8"]
+    codes = torch.randn(5, 6).to(torch.float8_e4m3fn)
+    exponents = torch.tensor([[120, 127], [130, 126], [127, 1]], dtype=torch.uint8)
     factors = torch.exp2(exponents.float() - 127)
     want = codes.float() * factors.repeat_interleave(2, 0)[:5].repeat_interleave(3, 1)
     for scales in (factors, exponents, exponents.view(torch.float8_e8m0fnu)):
-        assert torch.equal(decode(torch.float32, codes, scales, blocks=[2, 3]), want)
+        assert torch.equal(given.decode(torch.float32, *given.prepare(codes, scales, [2, 3])), want)
     for blocks in ([2, 3], None):
-        assert torch.equal(decode(torch.bfloat16, codes, torch.tensor(0.5), blocks=blocks), (codes.float() / 2).bfloat16())
+        found = given.decode(torch.bfloat16, *given.prepare(codes, torch.tensor(0.5), blocks))
+        assert torch.equal(found, (codes.float() / 2).bfloat16())
+
+
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+
+
+def as_decoded(folder: Path, decoded: dict[str, torch.Tensor]) -> Any:
+    """The model of a folder of float8, loaded from what the codes stand for."""
+    change_weights(folder, lambda t: [t.pop(n) for n in [*t] if n.endswith("_scale_inv")] and t.update(decoded))
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return load_folder(folder)
+
+
+def test_odd_folders_of_float8(tmp_path: Path) -> None:
+    """Layers that end within a block and are kept below each other, a single expert, codes that are no numbers, and tensors that
+    the model doesn't have."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    config = hf.Qwen3MoeConfig(**sizes, **HEADS, num_experts=1, num_experts_per_tok=1, moe_intermediate_size=24)
+    hf.Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+    _, decoded = to_fp8(tmp_path, 32)
+    name = "model.layers.0.self_attn.q_proj.weight"
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name].view(torch.uint8)[3, 5] = 0x7F
+        decoded[name][3, 5] = torch.nan
+        tensors["x.y"], tensors["x.y_scale_inv"] = tensors[name].clone(), tensors[f"{name}_scale_inv"].clone()
+
+    change_weights(tmp_path, change)
+    models = load_folder(tmp_path), load_base(tmp_path)
+    want = as_decoded(tmp_path, decoded)
+    for model, other in zip(models, (want, want.model), strict=True):
+        found = {n: p for n, p in model.named_parameters() if p.dtype == torch.float8_e4m3fn}
+        assert len(found) == 6
+        for path, parameter in other.named_parameters():
+            ours = getattr(model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2])
+            torch.testing.assert_close(ours, parameter, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("coded", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_tied_weights_of_float8(tmp_path: Path, coded: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    hf.Qwen3ForCausalLM(hf.Qwen3Config(**sizes, **HEADS, tie_word_embeddings=True)).save_pretrained(tmp_path)
+    _, decoded = to_fp8(tmp_path, 32)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        codes = (100 * tensors.pop("model.embed_tokens.weight")).to(torch.float8_e4m3fn)
+        tensors[coded], tensors[f"{coded}_scale_inv"] = codes, torch.full((2, 2), 0.01)
+        decoded[coded] = codes.float() * 0.01
+
+    change_weights(tmp_path, change)
+    model, ids = load_folder(tmp_path), torch.randint(64, (2, 7))
+    want = as_decoded(tmp_path, decoded)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, want(ids).logits)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +311,10 @@ NAME = "model.layers.0.mlp.down_proj.weight"
         (lambda t: t.update({f"{NAME}_scale_inv": torch.ones(2, 2)}), "in blocks of 32 x 32"),
         (lambda t: t.update({NAME: t[NAME].float()}), "torch.float32"),
         (lambda t: t.update({NAME: t[NAME].view(torch.uint8)}), "can't be"),
-        (lambda t: t.update({"x.y": t[NAME].clone(), "x.y_scale_inv": torch.ones(2, 3)}), "'x.y' can't be decoded"),
+        (lambda t: t.pop(f"{NAME}_scale_inv"), f"lacks the tensor '{NAME}_scale_inv'"),
+        (lambda t: t.update({f"{NAME}_scale_inv": t[f"{NAME}_scale_inv"].t().contiguous()}), "in blocks of 32 x 32"),
+        (lambda t: t.update({f"{NAME}_scale_inv": t[f"{NAME}_scale_inv"].to(torch.int8)}), "scales of torch.int8"),
+        (lambda t: t.update({NAME: t[NAME][:9].contiguous()}), "MISMATCH"),
         (lambda t: [t.pop(n) for n in [*t] if n.endswith("_scale_inv")], "has no tensors * and *_scale_inv"),
     ],
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -58,18 +59,19 @@ def load_folder(folder: Path, kind: Any = None, *, ignored: str | None = None) -
         coded = coded_names(_weight_files(folder), method) if method else {}
     except SafetensorError as e:
         raise CompileError(f"the weights in '{folder}' can't be read: {e}") from None
+    reports = list[str]()
     try:
-        with _without_report() if coded else nullcontext():
+        with _collecting(reports) if coded else nullcontext():
             model, loaded = kind.from_pretrained(
                 folder, config=config, local_files_only=True, use_safetensors=True, dtype=dtype, output_loading_info=True
             )
     except Exception as e:  # the loader raises whatever its parts raise
-        raise CompileError(f"'{folder}' can't be loaded as {kind.__name__}: {e}") from None
+        raise CompileError("\n".join([f"'{folder}' can't be loaded as {kind.__name__}: {e}", *reports])) from None
     missing = [name for name in loaded["missing_keys"] if ignored is None or not name.startswith(ignored)]
     if missing:
         raise CompileError(f"'{folder}' lacks weights of {type(model).__name__}: {_some(missing)}")
     if coded:
-        keep_codes(model, coded, method, quantisation)
+        keep_codes(model, coded, method, quantisation, loaded["unexpected_keys"])
     return model.eval()
 
 
@@ -80,27 +82,34 @@ def _quantised(folder: Path, config: Any) -> tuple[str, Mapping[str, Any]]:
     if given is None:
         return "", {}
     method = given.get("quant_method") if isinstance(given, dict) else None
-    if method not in FORMATS:
+    if not isinstance(method, str) or method not in FORMATS:
         raise CompileError(
             f"'{folder}' holds quantised weights ({method}); {', '.join(FORMATS)} are taken as they are",
             hint="take the model that they were made of, and --weights int8 or int4:64",
         )
-    if FORMATS[str(method)].decodes:
+    if FORMATS[method].decodes:
         config.quantization_config = given | {"dequantize": True}
     else:
         del config.quantization_config
-    return str(method), given
+    return method, given
 
 
 @contextmanager
-def _without_report() -> Iterator[None]:
-    """Without transformers' report of what it doesn't expect: scales."""
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
+def _collecting(reports: list[str]) -> Iterator[None]:
+    """Collects what transformers reports, which doesn't expect scales, instead of printing it."""
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            reports.append(record.getMessage())
+
+    collector = Collector()
+    transformers.logging.disable_default_handler()
+    transformers.logging.add_handler(collector)
     try:
         yield
     finally:
-        transformers.logging.set_verbosity(before)
+        transformers.logging.remove_handler(collector)
+        transformers.logging.enable_default_handler()
 
 
 def _weight_files(folder: Path) -> list[Path]:

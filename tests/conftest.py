@@ -25,6 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ["DHLO_VERIFY_PASSES"] = "1"
 # Choices at a call don't depend on what else the machine did when it was measured, and nothing is kept in the user's folders.
 os.environ.setdefault("DHLO_MACHINE", "nominal")
+# Tests have several ranks in a process. PyTorch's flight recorder notes each collective's stack under a lock, under which it frees
+# what older stacks held: a finalizer that gives up the GIL there never gets it back from a rank that waits for the lock with it.
+os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
 # The same examples in every run; `--hypothesis-profile=random` looks for new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True, database=None)
 hypothesis.settings.register_profile("random")

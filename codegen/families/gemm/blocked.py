@@ -75,10 +75,9 @@ class Kernel:
             self.packing = emit_packing_table(module, elem, rows=rows, placed=placed, spec=spec)
         self.sharing: str | None = None
         self.sharing_packing: str | None = None
-        if spec.per_panel == 1 and packs_on_the_way(elem) and not parts and not rows:  # rows' addresses leave no register
+        if self.packing is not None and spec.per_panel == 1 and not parts and not rows:  # rows' addresses leave no register
             self.sharing = emit_shared_table(module, packed, rows=rows, placed=placed, spec=spec)
-            if self.packing is not None:
-                self.sharing_packing = emit_shared_table(module, elem, rows=rows, placed=placed, spec=spec, packing=True)
+            self.sharing_packing = emit_shared_table(module, elem, rows=rows, placed=placed, spec=spec, packing=True)
         self.fn = fn = kernel_fn(module, name)
         types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, *[PTR] * 4]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)

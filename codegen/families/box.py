@@ -29,7 +29,7 @@ COPY_WORK: Final = 1
 """Simple operations, the unit of `grain_of`, that copying a byte takes: memory moves three, as what is written is read first."""
 
 # The same of a product of matrices. Found on a Granite Rapids: 37 rows by 43 x 1,909 take 20 microseconds on two threads and 35 on
-# one; a share of 6 for all launches made T5 of 7 tokens a quarter slower.
+# one.
 _PRODUCTS_SHARE = 6
 # Multiply-adds of an element in the time of a simple operation on one: kernels that are priced in these load and store what they
 # compute with, and wait for the second cache or memory most of the time.
@@ -47,17 +47,16 @@ def _rate(host: HostContext) -> V:
     return host.machine(f"fma{host.module.target.vector_bits}_per_us")
 
 
-def wake_cycles(host: HostContext) -> V:
-    """Work, in multiply-adds of whole vectors, that pays for another thread."""
+def wake_cycles(host: HostContext, share: int = WAKE_SHARE) -> V:
+    """Work, in multiply-adds of whole vectors, that pays for another thread: `share` times what it takes to reach it."""
     fn = host.fn
-    return fn.divu(fn.mul(fn.mul(host.machine("wake_ns"), WAKE_SHARE), _rate(host)), 1000)
+    return fn.divu(fn.mul(fn.mul(host.machine("wake_ns"), share), _rate(host)), 1000)
 
 
 def product_wake_cycles(host: HostContext) -> V:
     """`wake_cycles` of products of matrices: their items hold more arithmetic than data, which has to change caches for another
     thread."""
-    fn = host.fn
-    return fn.divu(fn.mul(fn.mul(host.machine("wake_ns"), _PRODUCTS_SHARE), _rate(host)), 1000)
+    return wake_cycles(host, _PRODUCTS_SHARE)
 
 
 def grain_of(host: HostContext, work: V | int) -> V:

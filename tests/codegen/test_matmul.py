@@ -516,7 +516,7 @@ def test_many_row_panels_share_what_they_prefetch(elem: str) -> None:
     spec = tile_spec(target)
     for packing in (False, True):
         module = KernelModule(target)
-        emit_shared_table(module, elem, rows=False, placed=elem, spec=spec, packing=packing)
+        emit_shared_table(module, elem, placed=elem, spec=spec, packing=packing)
         names = [x for x in module.functions if x.endswith("_shared")]
         high, least = spec.rows(elem), spec.rows(elem)
         for m in range((SHARING_PANELS - 1) * high + 1, 400):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from dhlo.codegen.families.gemm.microkernel import (
-    SHARING_PANELS,
     emit_microkernel_table,
     emit_packing_table,
     emit_shared_table,
@@ -23,7 +23,7 @@ from dhlo.codegen.families.gemm.tile_calls import TileCalls
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I8, I32, I64, PTR, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["AHEAD", "Kernel", "emit_blocked_kernel", "packs_on_the_way"]
+__all__ = ["AHEAD", "emit_blocked_kernel", "packs_on_the_way"]
 
 AHEAD: Final = ("ahead_one", "ahead_few", "ahead_more")
 """Facts of the machine that the kernel takes: how many bytes ahead in its own panel of B a lone row panel prefetches, of one
@@ -51,10 +51,22 @@ def emit_blocked_kernel(
     k, which take the place of batches, the size of batch 1 is their number, and the last argument the memory for their sums; it
     calls neither epilogue nor touch.
     """
-    Kernel(module, name, elem, spec, source, rows, narrow, parts).emit()
+    _Kernel(module, name, elem, spec, source, rows, narrow, parts).emit()
 
 
-class Kernel:
+@dataclass(frozen=True)
+class _Rows:
+    """A block's rows in a chunk of k: the first one's place, and how many elements of a type the next one is on. `half`: whether a
+    last unit of theirs is packed by itself."""
+
+    split: RowSplit
+    first: V
+    apart: V
+    elem: str
+    half: V | None
+
+
+class _Kernel:
     """The kernel under construction. Of runs of panels of one row block, groups take one chunk of k after the other: the chunk's
     rows of A are packed once for a group, the sums of its tiles wait in scratch from chunk to chunk."""
 
@@ -73,11 +85,10 @@ class Kernel:
         self.packing: str | None = None
         if isinstance(source, StridedPanels) and packs_on_the_way(elem):
             self.packing = emit_packing_table(module, elem, rows=rows, placed=placed, spec=spec)
-        self.sharing: str | None = None
-        self.sharing_packing: str | None = None
+        self.shared: tuple[str, str] | None = None  # micro-kernels of those that share what they fetch, and of those that pack
         if self.packing is not None and spec.per_panel == 1 and not parts and not rows:  # rows' addresses leave no register
-            self.sharing = emit_shared_table(module, packed, rows=rows, placed=placed, spec=spec)
-            self.sharing_packing = emit_shared_table(module, elem, rows=rows, placed=placed, spec=spec, packing=True)
+            tables = (emit_shared_table(module, elem, placed=placed, spec=spec, packing=packing) for packing in (False, True))
+            self.shared = next(tables), next(tables)
         self.fn = fn = kernel_fn(module, name)
         types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, *[PTR] * 4]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
@@ -157,21 +168,10 @@ class Kernel:
             first, size = part
             begins = fn.mul(first, depth(elem))
             elements = fn.min(fn.sub(self.k, begins), fn.mul(size, depth(elem)))
-        a_size = fn.mul(spec.left_steps(fn, size), spec.left_parts(elem))
         a_chunk = a_block if chunk is None and part is None else fn.gep(a_block, fn.mul(begins, self.sk), elem)
-        a_rows, apart, of = a_chunk, self.sm, elem  # where rows are, unless they are packed
-        if self.rows and elem == F16:
-            a_rows, apart, of = self.a_pack, widened_row(fn, size, spec), F32
-            fn.call(emit_widen_rows(fn.module, spec), [a_chunk, self.sm, split.size, size, a_rows, apart])
-        if not self.rows:
-            with fn.loop(0, split.panels) as i:
-                offset, mr = split.panel(i.iv)
-                rows, to = fn.gep(a_chunk, fn.mul(offset, self.sm), elem), fn.gep(self.a_pack, fn.mul(offset, a_size), self.part)
-                emit_pack_a_panel(fn, elem, spec, rows, self.sm, self.sk, mr, elements, to)
-        shares = fn.const(0, I1) if self.sharing is None else fn.cmp("ge", split.panels, SHARING_PANELS)
-        sharing = None if self.sharing is None else Sharing.of(fn, elem, spec, shares, split.panels, size)
-        calls = TileCalls.of(self, size if self.halves is None else fn.divu(elements, depth(elem)), chunk, shares)
-        halves = None if self.halves is None else self._pack_half(split, a_chunk, elements)
+        rows = self._rows_of(split, a_chunk, size, elements)
+        sharing = None if self.shared is None else Sharing.of(fn, elem, spec, split.panels, size)
+        calls = self._calls(size if self.halves is None else fn.divu(elements, depth(elem)), chunk, sharing)
         slices = fn.divu(fn.const(self.row_bytes, I64), split.panels)
         alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), self.ahead_few, self.ahead_more)
         alone = fn.select(fn.cmp("eq", split.size, 1), self.ahead_one, alone)
@@ -198,37 +198,109 @@ class Kernel:
                 later, later_step = fn.gep(panel, fn.select(single, alone, onward), I8), slices
             else:
                 later, later_step = self.source.ahead(fn, elem, spec, matrix, piece)
-            variants = calls.variants(width, calls.table) if spec.per_panel == 1 else None
-            slice_bytes = fn.mul(size, later_step)
+            self._tiles(batch, rows, calls, sharing, piece, packing, panel, later, later_step, waits=chunk is not None)
+
+    def _rows_of(self, split: RowSplit, a_chunk: V, size: V, elements: V) -> _Rows:
+        """A block's rows in a chunk of so many units, packed or widened unless they are read where they lie."""
+        fn, spec, elem = self.fn, self.spec, self.elem
+        if not self.rows:
+            a_size = fn.mul(spec.left_steps(fn, size), spec.left_parts(elem))
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
-                a = [fn.gep(a_rows, fn.mul(offset, apart), of), apart]
-                if not self.rows:
-                    a = [fn.gep(self.a_pack, fn.mul(offset, a_size), self.part)]
-                if self.column_sums is not None:
-                    a += [self.column_sums, i.iv]
-                if self.source.in_place:
-                    fetch = [fn.gep(later, fn.mul(i.iv, slice_bytes), I8), later_step, fn.i64(0)]
-                else:
-                    lead, share, shift = fn.cmp("eq", i.iv, 0), later, fn.i64(0)
-                    if sharing is not None:
-                        lead, share, shift = sharing.share(i.iv, later, later_step)
-                    other, other_step = self._rows_ahead(a[0], mr, elements, fn.cmp("eq", p.iv, g0), panel)
-                    fetch = [fn.select(lead, share, other), fn.select(lead, later_step, other_step), shift]
-                packs = None if packing is None else fn.and_(packing, fn.cmp("eq", i.iv, 0))
-                tile = self.tile
-                if chunk is not None:  # whose tiles wait for the next, side by side
-                    tile_row = fn.add(fn.mul(fn.sub(p.iv, g0), split.size), offset)
-                    tile = fn.gep(tile, fn.mul(tile_row, self.columns), self.part)
-                place = [batch, fn.add(split.first, offset), n0, mr, width]
-                rest = None
-                if halves is not None:
-                    rest = halves, fn.gep(self.a_pack, fn.mul(offset, spec.left_parts(elem)), self.part)
-                if variants is not None:
-                    kernels, b = calls.either(packs, variants, panel)
-                    calls.emit(kernels, a, b, tile, place, spec.nr(elem), fetch, rest)
-                else:
-                    calls.emit_across(a, panel, tile, place, fetch, rest, packs=packs, slices=self.source.in_place)
+                rows, to = fn.gep(a_chunk, fn.mul(offset, self.sm), elem), fn.gep(self.a_pack, fn.mul(offset, a_size), self.part)
+                emit_pack_a_panel(fn, elem, spec, rows, self.sm, self.sk, mr, elements, to)
+            return _Rows(split, self.a_pack, a_size, self.part, None)
+        if elem == F16:
+            apart = widened_row(fn, size, spec)
+            fn.call(emit_widen_rows(fn.module, spec), [a_chunk, self.sm, split.size, size, self.a_pack, apart])
+            return _Rows(split, self.a_pack, apart, F32, None)
+        return _Rows(split, a_chunk, self.sm, elem, None if self.halves is None else self._pack_half(split, a_chunk, elements))
+
+    def _tiles(
+        self,
+        batch: V,
+        rows: _Rows,
+        calls: TileCalls,
+        sharing: Sharing | None,
+        piece: Chunk,
+        packing: V | None,
+        panel: V,
+        later: V,
+        later_step: V,
+        *,
+        waits: bool,
+    ) -> None:
+        """A panel's tiles of a block's rows, the first of which pack it if `packing`, and which prefetch what is at `later`, so
+        many bytes for each unit of k. They wait for the next chunk side by side, if one `waits`."""
+        fn, spec, elem, split = self.fn, self.spec, self.elem, rows.split
+        variants = calls.variants(piece.width, calls.table) if spec.per_panel == 1 else None
+        slice_bytes = fn.mul(piece.units, later_step)
+        with fn.loop(0, split.panels) as i:
+            offset, mr = split.panel(i.iv)
+            a = [fn.gep(rows.first, fn.mul(offset, rows.apart), rows.elem)]
+            if self.rows:
+                a.append(rows.apart)
+            if self.column_sums is not None:
+                a += [self.column_sums, i.iv]
+            if self.source.in_place:
+                fetch = [fn.gep(later, fn.mul(i.iv, slice_bytes), I8), later_step, fn.i64(0)]
+            else:
+                lead, share, shift = fn.cmp("eq", i.iv, 0), later, fn.i64(0)
+                if sharing is not None:
+                    lead, share, shift = sharing.share(i.iv, later, later_step)
+                other, other_step = self._rows_ahead(a[0], mr, piece.k, fn.cmp("eq", piece.turn, 0), panel)
+                fetch = [fn.select(lead, share, other), fn.select(lead, later_step, other_step), shift]
+            packs = None if packing is None else fn.and_(packing, fn.cmp("eq", i.iv, 0))
+            tile = self.tile
+            if waits:
+                tile_row = fn.add(fn.mul(piece.turn, split.size), offset)
+                tile = fn.gep(tile, fn.mul(tile_row, self.columns), self.part)
+            place = [batch, fn.add(split.first, offset), piece.n0, mr, piece.width]
+            rest = None
+            if rows.half is not None:
+                rest = rows.half, fn.gep(self.a_pack, fn.mul(offset, spec.left_parts(elem)), self.part)
+            if variants is not None:
+                kernels, b = calls.either(packs, variants, panel)
+                calls.emit(kernels, a, b, tile, place, spec.nr(elem), fetch, rest)
+            else:
+                calls.emit_across(a, panel, tile, place, fetch, rest, packs=packs, slices=self.source.in_place)
+
+    def _calls(self, steps: V, chunk: V | None, sharing: Sharing | None) -> TileCalls:
+        """What tiles of so many steps call."""
+        fn = self.fn
+
+        def either(alone: str, packing: int) -> V:
+            table = fn.address_of(alone)
+            if self.shared is None or sharing is None:
+                return table
+            return fn.select(sharing.shares, fn.address_of(self.shared[packing]), table)
+
+        adds, last, accumulate, touches = None, None, fn.i64(0), self.touches
+        if chunk is not None:
+            adds, last = fn.cmp("gt", chunk, 0), fn.cmp("eq", fn.add(chunk, 1), self.chunks)
+            accumulate, touches = fn.select(adds, fn.i64(1), 0), fn.and_(touches, last)
+        packs = None if self.packing is None or self.packed is None else (either(self.packing, 1), self.packed)
+        return TileCalls(
+            elem=self.elem,
+            spec=self.spec,
+            narrow=self.narrow,
+            fn=fn,
+            table=fn.address_of(self.table),
+            wide=either(self.table, 0),
+            packing=packs,
+            halves=None if self.halves is None else fn.address_of(self.halves),
+            steps=steps,
+            adds=adds,
+            last=last,
+            accumulate=accumulate,
+            touches=touches,
+            result=self.result if chunk is None else None,
+            m=self.m,
+            n=self.n,
+            epilogue=self.epilogue,
+            touch=self.touch,
+            eargs=self.eargs,
+        )
 
     def _rows_ahead(self, a: V, mr: V, elements: V, first: V, panel: V) -> tuple[V, V]:
         """What tiles below the first one prefetch, and how many bytes of it for a step: the next row panel, where rows are read in

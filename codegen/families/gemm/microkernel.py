@@ -139,14 +139,12 @@ def emit_packing_table(module: KernelModule, elem: str, *, rows: bool, placed: s
     return _emit_table(module, elem, range(least, high + 1), spec, rows=rows, placed=placed, packing=True)
 
 
-def emit_shared_table(
-    module: KernelModule, elem: str, *, rows: bool, placed: str | None, spec: TileSpec, packing: bool = False
-) -> str:
+def emit_shared_table(module: KernelModule, elem: str, *, placed: str | None, spec: TileSpec, packing: bool) -> str:
     """Emits variants that share what they fetch, and a constant table of them, entry mr - 1 for mr rows; returns its symbol. They
     are of as many rows as at least `SHARING_PANELS` row panels of nearly equal height have."""
     high = spec.rows(elem)
     least = max((high * (SHARING_PANELS - 1) + 1) // SHARING_PANELS, least_packing(elem, spec))
-    return _emit_table(module, elem, range(least, high + 1), spec, rows=rows, placed=placed, packing=packing, shared=True)
+    return _emit_table(module, elem, range(least, high + 1), spec, rows=False, placed=placed, packing=packing, shared=True)
 
 
 def _emit_table(

@@ -30,12 +30,13 @@ class Sharing:
     units: V  # of a tile
 
     @classmethod
-    def of(cls, fn: Fn, elem: str, spec: TileSpec, shares: V, row_panels: V, units: V) -> Sharing:
-        """Of so many units of k."""
+    def of(cls, fn: Fn, elem: str, spec: TileSpec, row_panels: V, units: V) -> Sharing:
+        """Of so many tiles below each other, and units of k."""
         lines = max(spec.panel(elem) * BITS[elem] * depth(elem) // (8 * LINE_BYTES), 1)
         shift = fn.i64(0)
         for x in range(1, _MOST_SHIFT + 1):
             shift = fn.select(fn.cmp("ge", row_panels, SHARING_PANELS // 2 * lines << x), x, shift)
+        shares = fn.cmp("ge", row_panels, SHARING_PANELS)
         return cls(fn, shares, lines, shift, fn.add(fn.shr(fn.sub(units, 1), shift), 1))
 
     def share(self, i: V, later: V, step: V) -> tuple[V, V, V]:

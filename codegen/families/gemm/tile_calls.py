@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.families.gemm.register_tile import TileSpec, accumulator, result_type, unit
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, V
 from dhlo.codegen.target import LINE_BYTES
-
-if TYPE_CHECKING:
-    from dhlo.codegen.families.gemm.blocked import Kernel
 
 __all__ = ["TileCalls"]
 
@@ -27,7 +23,7 @@ class TileCalls:
     narrow: bool
     fn: Fn
     table: V
-    sharing: V  # those of wide tiles that share what they fetch, or the same
+    wide: V  # the same, or those of wide tiles that share what they fetch
     packing: tuple[V, V] | None  # the micro-kernels that pack B, and what they take in its place
     halves: V | None  # the micro-kernels of packed units, where the others take whole ones only
     steps: V  # of the chunk of k, whole ones where rows are read in place
@@ -41,39 +37,6 @@ class TileCalls:
     epilogue: V
     touch: V
     eargs: V
-
-    @classmethod
-    def of(cls, kernel: Kernel, steps: V, chunk: V | None, shares: V) -> TileCalls:
-        """`shares`: tiles share what they fetch."""
-        fn = kernel.fn
-
-        def either(sharing: str | None, alone: str) -> V:
-            return fn.address_of(alone) if sharing is None else fn.select(shares, fn.address_of(sharing), fn.address_of(alone))
-
-        adds, last, accumulate, touches = None, None, fn.i64(0), kernel.touches
-        if chunk is not None:
-            adds, last = fn.cmp("gt", chunk, 0), fn.cmp("eq", fn.add(chunk, 1), kernel.chunks)
-            accumulate, touches = fn.select(adds, fn.i64(1), 0), fn.and_(touches, last)
-        functions, table = (kernel.epilogue, kernel.touch, kernel.eargs), fn.address_of(kernel.table)
-        halves = None if kernel.halves is None else fn.address_of(kernel.halves)
-        sums = accumulate, touches, kernel.result if chunk is None else None, kernel.m, kernel.n
-        packing = None if kernel.packing is None else either(kernel.sharing_packing, kernel.packing)
-        packs = None if packing is None or kernel.packed is None else (packing, kernel.packed)
-        return cls(
-            kernel.elem,
-            kernel.spec,
-            kernel.narrow,
-            fn,
-            table,
-            either(kernel.sharing, kernel.table),
-            packs,
-            halves,
-            steps,
-            adds,
-            last,
-            *sums,
-            *functions,
-        )
 
     def either(self, packs: V | None, variants: V, panel: V) -> tuple[V, V]:
         """The micro-kernels and their B: those of a panel, or those that pack it."""
@@ -90,7 +53,7 @@ class TileCalls:
     def variants(self, width: V, table: V) -> V:
         """The micro-kernels of a table by number of rows, for a tile of `width` columns."""
         fn, spec, elem = self.fn, self.spec, self.elem
-        wide = self.sharing if table is self.table else table
+        wide = self.wide if table is self.table else table
         if not self.narrow:
             return wide
         return fn.select(fn.cmp("le", width, spec.lanes(elem)), fn.gep(table, spec.rows(elem), PTR), wide)

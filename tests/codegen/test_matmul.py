@@ -16,8 +16,9 @@ import sympy
 import torch
 
 from dhlo.codegen.elementwise.rules import narrow
-from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands, workspace_bytes
+from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import SHARING_PANELS, emit_microkernel, emit_shared_table
+from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.pack import emit_pack_b_kernel, pack_b
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes

@@ -11,7 +11,7 @@ import pytest
 import sympy
 import torch
 
-from dhlo.codegen.families.gemm.matmul import Operands
+from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.quantised import COLUMNS, FORMS, QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_dots import has_dots
 from dhlo.codegen.families.gemm.quantised_outliers import most_outliers

@@ -10,7 +10,8 @@ import sympy
 import torch
 
 from dhlo.codegen.families.epilogue import emit_store_rows
-from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
+from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.pack import pack_matrix
 from dhlo.codegen.families.gemm.register_tile import result_type, unit
 from dhlo.codegen.families.kernel import where

@@ -16,9 +16,7 @@ from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.target import LINE_BYTES
 
 __all__ = [
-    "FLAT_ROWS",
     "FROM_MEMORY",
-    "STREAM_DEPTH",
     "STREAM_FACTS",
     "STREAM_ROWS",
     "STRIP_ROWS",
@@ -31,10 +29,6 @@ __all__ = [
 STREAM_ROWS: Final = {F32: 24, F64: 24, F16: 36, BF16: 4}
 """The most rows for which B is streamed, by element type: others have no such kernel. More rows of bf16 pay for packing B, which
 dot products then read."""
-
-FLAT_ROWS, STREAM_DEPTH = 12, {F32: 1024, F64: 1024, F16: 384, BF16: 0}
-"""More rows than these are streamed if k is so long at least: tiles take a panel of all rows of B, each of which may lie in
-another page."""
 
 STREAM_FACTS: Final = ("l2_bytes", "ahead_one", "ahead_few")
 """Facts of the machine that the kernel takes: the size of the second-level cache, and how many bytes ahead a pass prefetches B, for

@@ -9,34 +9,28 @@ from typing import TypeVar
 
 import sympy
 
-from dhlo.codegen.families.box import cycles_from_memory, l3_is_slow, passes_caches, steps_ahead, wake_cycles
+from dhlo.codegen.families.box import cycles_from_memory, passes_caches, steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, packs_on_the_way
 from dhlo.codegen.families.gemm.gemv import (
-    FLAT_ROWS,
-    FROM_MEMORY,
-    STREAM_DEPTH,
-    STREAM_FACTS,
     STREAM_ROWS,
-    STRIP_ROWS,
-    WHOLE_ROWS,
     emit_stream_kernel,
-    narrow_columns,
-    stream_scratch_bytes,
 )
+from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, may_stream
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
-from dhlo.codegen.families.gemm.parts import FEW_TILES, count_parts, emit_join_kernel, join_launch, part_items
+from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
 from dhlo.codegen.families.gemm.plan import Plan
 from dhlo.codegen.families.gemm.plan_cost import call_cycles
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, in_one_set, unit
+from dhlo.codegen.families.gemm.stream import launch_stream, streams
 from dhlo.codegen.families.gemm.tiles import TileProduct
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.target import LINE_BYTES
 
-__all__ = ["DOTS_PAY", "Matmul", "Operands", "workspace_bytes"]
+__all__ = ["DOTS_PAY", "Matmul", "workspace_bytes"]
 
 # Addresses this far apart share sets of the first-level cache, whatever its size; no machine's is smaller than so many bytes.
 _L1_WAY_BYTES, _LEAST_L1_BYTES = 4096, 32 << 10
@@ -49,24 +43,8 @@ beside which B's are taken apart. In the middle of what is measured, 50 and 100.
 _HALF_SHARE = 16
 # Rows of bf16 are widened in place, for each tile, where no more than so many panels of B read them: else once, as they are packed.
 _PANELS_WIDENED = 2
-# Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
-# them would fetch each line several times.
-_PASSES_OF_SHORT_ROWS = 4
-# Sums of up to 4 rows wait in strips where B takes more than one part in so many of the second-level cache, and an item has so many
-# columns for each row, but no more than so many, at least: from the caches strips are as fast as passes then, from memory faster.
-# Found on a Zen 4: no fact of the machine says from which length on a stream has paid for its start.
-_KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
-# B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
-# Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
-_KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
-# A third-level cache that is as slow as memory is read as memory is where B takes more than so many halves of the second-level one,
-# in columns of at least so many elements: for rows in strips, and in groups. Found on a Granite Rapids.
-_KEPT_HALVES, _LEAST_STREAM = 3, (1024, 384)
 # Rows of single elements are read in place for fewer panels of B, or up to so many row panels, or wherever lines come fast enough.
 _IN_PLACE_PANELS, _IN_PLACE_ROWS = 8, 4
-# Few rows wake another thread for so much less work than others: most of their time is of calls and stores that cycles don't count.
-# Found on a Zen 4.
-_EAGER_WAKES = 4
 # Of B that few rows of bytes read in a cycle.
 _BYTES_A_CYCLE = 16
 
@@ -80,35 +58,6 @@ def workspace_bytes(batch: Size, n: Size, k: Size, elem: str, spec: TileSpec) ->
     columns, step = spec.panel(elem), depth(elem)
     panels, steps = (n + (columns - 1)) // columns, (k + (step - 1)) // step
     return batch * panels * steps * spec.row_bytes(elem)
-
-
-@dataclass(frozen=True)
-class Operands:
-    """What a product is given in the host program: addresses, and sizes and strides (in elements) as i64.
-
-    `a_strides` are those of (batch 0, batch 1, m, k), 0 to broadcast. Without `workspace`, B is in panels (see `pack_b`) and
-    `b_strides` are those of (batch 0, batch 1) in panel units (pairs for bf16, else elements); otherwise B is any matrix with
-    strides of (batch 0, batch 1, k, n), and `workspace` has room for `workspace_bytes(distinct batches of B, n, k)`, 64-byte
-    aligned. `parts`, if given, has room for `parts_bytes`: a product of one batch may then be split over k; it may overlap the
-    workspace. `touch`, a function called like the epilogue before a tile's products, prefetches what the epilogue will write
-    and read. `result`, if given, is the address of the result, dense and of `result_type(elem)`, where the epilogue does nothing
-    but store tiles there, or round them to it: kernels may do so themselves.
-    """
-
-    a: V
-    b: V
-    m: V
-    n: V
-    k: V
-    a_strides: Sequence[V]
-    b_strides: Sequence[V]
-    batch: Sequence[V]
-    epilogue: V
-    epilogue_args: V
-    touch: V | None = None
-    workspace: V | None = None
-    parts: V | None = None
-    result: V | None = None
 
 
 @dataclass(frozen=True)
@@ -223,13 +172,7 @@ class Matmul:
         if x.workspace is None or self.elem not in STREAM_ROWS:
             tiled()
             return
-        few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[self.elem]), fn.cmp("ge", x.n, 1))
-        # More rows than that only where every thread has columns of its own, and k wouldn't be split: sums are the tiles' then.
-        least = fn.max(fn.mul(host.num_threads, narrow_columns(self.elem, self.spec)), (FEW_TILES + 1) * self.spec.panel(self.elem))
-        more = fn.and_(fn.cmp("ge", x.k, STREAM_DEPTH[self.elem]), fn.cmp("ge", x.n, least))
-        few = fn.and_(few, fn.or_(fn.cmp("le", x.m, FLAT_ROWS), more))
-        streams = fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
-        fn.if_else(streams, lambda: self._launch_stream(host, x), tiled, [])
+        fn.if_else(streams(host, self.elem, self.spec, x), lambda: launch_stream(host, self.elem, self.spec, x), tiled, [])
 
     def _launch_tiled(self, host: HostContext, x: Operands) -> list[V]:
         """Products by this tile."""
@@ -384,41 +327,6 @@ class Matmul:
         if self._row_forms == (False,):
             return launch(rows=False)
         return fn.if_else(blocking.in_place, lambda: launch(rows=True), lambda: launch(rows=False), [])
-
-    def _launch_stream(self, host: HostContext, x: Operands) -> list[V]:
-        """The few-rows kernel: as many chunks of columns of each batch as give every thread one."""
-        fn, m, n, k, columns = host.fn, x.m, x.n, x.k, narrow_columns(self.elem, self.spec)
-        sa, sb, batches = x.a_strides, x.b_strides, fn.mul(*x.batch)
-        some = fn.max(batches, 1)
-        splits = fn.divu(fn.add(host.num_threads, fn.sub(some, 1)), some)
-        chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
-        chunks = fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk)
-        count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
-        with fn.wrapping():
-            nbytes = fn.mul(fn.mul(fn.mul(n, k), batches), BITS[self.elem] // 8)
-        alone = fn.cmp("le", m, STRIP_ROWS)
-        eighths = fn.select(alone, fn.i64(_KEPT_EIGHTHS), _KEPT_OF_GROUPS)
-        strips, groups = _LEAST_STREAM
-        slow = fn.and_(l3_is_slow(host), fn.cmp("ge", k, fn.select(alone, fn.i64(strips), groups)))
-        in_l2, in_l3 = fn.divu(fn.mul(host.l2_bytes, _KEPT_HALVES), 2), fn.divu(fn.mul(host.machine("l3_bytes"), eighths), 8)
-        far = fn.cmp("gt", nbytes, fn.select(slow, in_l2, fn.max(in_l3, host.l2_bytes)))
-        short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
-        long = fn.and_(alone, fn.cmp("ge", chunk, fn.min(fn.mul(m, _COLUMNS_OF_ROW), _COLUMNS_OF_STRIPS)))
-        long = fn.and_(long, fn.cmp("gt", nbytes, fn.divu(host.l2_bytes, _KEPT_BY_PASSES)))
-        order = fn.select(fn.or_(far, short), fn.i64(FROM_MEMORY), fn.select(long, fn.i64(WHOLE_ROWS), 0))
-        step = fn.max(cycles_from_memory(host, self.spec.row_bytes(self.elem)), fn.mul(m, self.spec.vectors * self.spec.per_panel))
-        cycles = fn.divu(fn.mul(fn.add(fn.mul(k, step), call_cycles(self.spec)), chunk), self.spec.panel(self.elem))
-        grain = fn.add(fn.divu(wake_cycles(host), fn.mul(cycles, _EAGER_WAKES)), 1)
-        sizes = [m, n, k, fn.max(x.batch[1], 1), chunk, order, *map(host.machine, STREAM_FACTS)]
-        result = fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result
-        host.launch(
-            emit_stream_kernel(host.module, self.elem, self.spec),
-            [x.a, sa[2], *sa[:2], x.b, *sb[:3], *sizes, result, x.epilogue, x.epilogue_args],
-            count,
-            grain,
-            stream_scratch_bytes(self.elem, self.spec),
-        )
-        return []
 
     def _launch_few_bytes(self, host: HostContext, x: Operands, tiled: Callable[[], list[V]]) -> None:
         """Few rows of bytes with B as it lies, where its rows or columns are contiguous."""

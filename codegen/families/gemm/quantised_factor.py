@@ -7,7 +7,7 @@ from typing import Any
 import sympy
 
 from dhlo.codegen.families.epilogue import emit_store_rows
-from dhlo.codegen.families.gemm.matmul import Operands
+from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul
 from dhlo.codegen.families.gemm.register_tile import BF16

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import sympy
 
 from dhlo.codegen.families.box import grain_of, wake_cycles
-from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands
+from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul
+from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_bytes import BYTE_INFO, byte_rows, emit_byte_rows, emit_round_row

@@ -15,7 +15,8 @@ from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.epilogue import epilogue_args, lower_epilogue
 from dhlo.codegen.families.family import ChoiceFamily
-from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
+from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.pack import pack_matrix
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
 from dhlo.codegen.families.gemm.quantised import QuantisedMatrix

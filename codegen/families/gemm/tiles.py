@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dhlo.codegen.families.box import cycles_from_memory, passes_caches, product_wake_cycles
+from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PanelSource
 from dhlo.codegen.families.gemm.register_tile import TileSpec, depth, result_type
@@ -31,9 +32,6 @@ from dhlo.codegen.families.gemm.tiles_microkernel import (
 from dhlo.codegen.kernel_ir.builder import BITS, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.target import LINE_BYTES
-
-if TYPE_CHECKING:
-    from dhlo.codegen.families.gemm.matmul import Operands
 
 __all__ = ["LEAST_ROWS", "TILES_PAY", "TilePlan", "TileProduct"]
 

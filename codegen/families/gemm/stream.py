@@ -1,0 +1,95 @@
+"""Where few rows stream a B that lies as it is (`gemv.py`), and the launch of the kernel."""
+
+from __future__ import annotations
+
+from dhlo.codegen.families.box import cycles_from_memory, l3_is_slow, wake_cycles
+from dhlo.codegen.families.gemm.gemv import (
+    FROM_MEMORY,
+    STREAM_FACTS,
+    STREAM_ROWS,
+    STRIP_ROWS,
+    WHOLE_ROWS,
+    emit_stream_kernel,
+    narrow_columns,
+    stream_scratch_bytes,
+)
+from dhlo.codegen.families.gemm.operands import Operands
+from dhlo.codegen.families.gemm.parts import FEW_TILES
+from dhlo.codegen.families.gemm.plan_cost import call_cycles
+from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec
+from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, V
+from dhlo.codegen.kernel_ir.launch import HostContext
+
+__all__ = ["launch_stream", "streams"]
+
+# More rows than so many are streamed if k is so long at least: tiles take a panel of all rows of B, each of which may lie in
+# another page. Found on a Granite Rapids for f32 and f16, with vectors of 512 and of 256 bits.
+_FLAT_ROWS, _STREAM_DEPTH = 12, {F32: 1024, F64: 1024, F16: 384, BF16: 0}
+
+# Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
+# them would fetch each line several times.
+_PASSES_OF_SHORT_ROWS = 4
+# Sums of up to 4 rows wait in strips where B takes more than one part in so many of the second-level cache, and an item has so many
+# columns for each row, but no more than so many, at least: from the caches strips are as fast as passes then, from memory faster.
+# Found on a Zen 4: no fact of the machine says from which length on a stream has paid for its start.
+_KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
+# B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
+# Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
+_KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
+# A third-level cache that is as slow as memory is read as memory is where B takes more than so many halves of the second-level one,
+# in columns of at least so many elements: for rows in strips, and in groups. Found on a Granite Rapids.
+_KEPT_HALVES, _LEAST_STREAM = 3, (1024, 384)
+# Few rows wake another thread for so much less work than others: most of their time is of calls and stores that cycles don't count.
+# Found on a Zen 4.
+_EAGER_WAKES = 4
+
+
+def streams(host: HostContext, elem: str, spec: TileSpec, x: Operands) -> V:
+    """Whether the rows are few enough, and they and B's contiguous."""
+    fn = host.fn
+    few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[elem]), fn.cmp("ge", x.n, 1))
+    # More rows than that only where every thread has columns of its own, and k wouldn't be split: sums are the tiles' then.
+    least = fn.max(fn.mul(_splits(host, x), narrow_columns(elem, spec)), (FEW_TILES + 1) * spec.panel(elem))
+    more = fn.and_(fn.cmp("ge", x.k, _STREAM_DEPTH[elem]), fn.cmp("ge", x.n, least))
+    few = fn.and_(few, fn.or_(fn.cmp("le", x.m, _FLAT_ROWS), more))
+    return fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
+
+
+def _splits(host: HostContext, x: Operands) -> V:
+    """How many chunks of each matrix's columns give every thread one."""
+    fn, some = host.fn, host.fn.max(host.fn.mul(*x.batch), 1)
+    return fn.divu(fn.add(host.num_threads, fn.sub(some, 1)), some)
+
+
+def launch_stream(host: HostContext, elem: str, spec: TileSpec, x: Operands) -> list[V]:
+    """The few-rows kernel: as many chunks of columns of each batch as give every thread one."""
+    fn, m, n, k, columns = host.fn, x.m, x.n, x.k, narrow_columns(elem, spec)
+    sa, sb, batches, splits = x.a_strides, x.b_strides, fn.mul(*x.batch), _splits(host, x)
+    chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
+    chunks = fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk)
+    count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
+    with fn.wrapping():
+        nbytes = fn.mul(fn.mul(fn.mul(n, k), batches), BITS[elem] // 8)
+    alone = fn.cmp("le", m, STRIP_ROWS)
+    eighths = fn.select(alone, fn.i64(_KEPT_EIGHTHS), _KEPT_OF_GROUPS)
+    strips, groups = _LEAST_STREAM
+    slow = fn.and_(l3_is_slow(host), fn.cmp("ge", k, fn.select(alone, fn.i64(strips), groups)))
+    in_l2, in_l3 = fn.divu(fn.mul(host.l2_bytes, _KEPT_HALVES), 2), fn.divu(fn.mul(host.machine("l3_bytes"), eighths), 8)
+    far = fn.cmp("gt", nbytes, fn.select(slow, in_l2, fn.max(in_l3, host.l2_bytes)))
+    short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
+    long = fn.and_(alone, fn.cmp("ge", chunk, fn.min(fn.mul(m, _COLUMNS_OF_ROW), _COLUMNS_OF_STRIPS)))
+    long = fn.and_(long, fn.cmp("gt", nbytes, fn.divu(host.l2_bytes, _KEPT_BY_PASSES)))
+    order = fn.select(fn.or_(far, short), fn.i64(FROM_MEMORY), fn.select(long, fn.i64(WHOLE_ROWS), 0))
+    step = fn.max(cycles_from_memory(host, spec.row_bytes(elem)), fn.mul(m, spec.vectors * spec.per_panel))
+    cycles = fn.divu(fn.mul(fn.add(fn.mul(k, step), call_cycles(spec)), chunk), spec.panel(elem))
+    grain = fn.add(fn.divu(wake_cycles(host), fn.mul(cycles, _EAGER_WAKES)), 1)
+    sizes = [m, n, k, fn.max(x.batch[1], 1), chunk, order, *map(host.machine, STREAM_FACTS)]
+    result = fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result
+    host.launch(
+        emit_stream_kernel(host.module, elem, spec),
+        [x.a, sa[2], *sa[:2], x.b, *sb[:3], *sizes, result, x.epilogue, x.epilogue_args],
+        count,
+        grain,
+        stream_scratch_bytes(elem, spec),
+    )
+    return []

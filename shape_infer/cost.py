@@ -31,15 +31,19 @@ class Cost:
 class Rates:
     """What a machine does, as measured, with up to `threads` threads: flops a nanosecond of one core by the element type that is
     multiplied; `caches` as (bytes that fit, bytes that a core reads a nanosecond), nearest first, memory last; nanoseconds in which
-    a launch reaches another thread, which is asked for if its part takes `share` times as long."""
+    a launch reaches another thread, which is asked for if its part takes `share` times as long, or of a product of matrices
+    `product_share` times."""
 
     threads: int
     flops: Mapping[str, float]
     caches: Sequence[tuple[float, float]]
     wake: float
     share: float
+    product_share: float
 
-    def seconds(self, flops: float, nbytes: float, weights: float, constants: float, dtype: str, launches: int = 1) -> float:
+    def seconds(
+        self, flops: float, nbytes: float, weights: float, constants: float, dtype: str, launches: int = 1, *, product: bool = False
+    ) -> float:
         """The time of a group of `launches` launches that multiplies elements of `dtype`: arithmetic and memory overlap.
 
         Weights come from where all of a model's `constants` bytes fit, as every call reads them all; the rest from where the
@@ -48,7 +52,7 @@ class Rates:
         arithmetic = flops / self.flops.get(dtype, self.flops["f32"])
         moving = self._moving(weights, constants) + self._moving(nbytes - weights, nbytes - weights)
         alone = max(arithmetic, moving)
-        if alone < 2 * self.share * self.wake * launches:
+        if alone < 2 * (self.product_share if product else self.share) * self.wake * launches:
             return alone / 1e9
         return (alone / self.threads + self.wake * launches * (self.threads > 1)) / 1e9
 

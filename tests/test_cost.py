@@ -19,7 +19,7 @@ from dhlo.codegen.kernel_ir.abi import MACHINE_RANGES
 from dhlo.codegen.target import parse_target
 from dhlo.shape_infer.cost import Rates
 
-BOX = Rates(2, {"f32": 100.0, "bf16": 200.0}, [(1000.0, 50.0), (10_000.0, 20.0), (math.inf, 10.0)], 400.0, 16.0)
+BOX = Rates(2, {"f32": 100.0, "bf16": 200.0}, [(1000.0, 50.0), (10_000.0, 20.0), (math.inf, 10.0)], 400.0, 16.0, 6.0)
 """100 flops a nanosecond; levels of 1,000 and 10,000 bytes and memory."""
 
 
@@ -50,7 +50,10 @@ def test_threads_share_what_pays_for_reaching_them() -> None:
     assert nanoseconds(alone - 100, 0, 0, 0) == pytest.approx(12_799)
     assert nanoseconds(alone, 0, 0, 0) == pytest.approx(6400 + 400)
     assert nanoseconds(alone, 0, 0, 0, launches=2) == pytest.approx(12_800)
-    one = Rates(1, BOX.flops, BOX.caches, BOX.wake, BOX.share)
+    few = 2 * 6 * 400 * 100  # of products, which share less
+    for flops, wanted in ((few - 100, 4799), (few, 2400 + 400)):
+        assert BOX.seconds(flops, 0, 0, 0, "f32", product=True) * 1e9 == pytest.approx(wanted)
+    one = Rates(1, BOX.flops, BOX.caches, BOX.wake, BOX.share, BOX.product_share)
     assert one.seconds(1e9, 0, 0, 0, "f32") == pytest.approx(1e7 / 1e9)
 
 

@@ -9,6 +9,7 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = [
     "COPY_WORK",
+    "PRODUCT_WAKE_SHARE",
     "WAKE_SHARE",
     "copy_cycles",
     "cycles_from_l3",
@@ -25,12 +26,11 @@ __all__ = [
 
 WAKE_SHARE: Final = 16
 """A thread's part of a launch takes at least so many times what it takes to reach another thread."""
+PRODUCT_WAKE_SHARE: Final = 6
+"""The same of a product of matrices. Found on a Granite Rapids: 37 rows by 43 x 1,909 take 20 us on two threads and 35 on one."""
 COPY_WORK: Final = 1
 """Simple operations, the unit of `grain_of`, that copying a byte takes: memory moves three, as what is written is read first."""
 
-# The same of a product of matrices. Found on a Granite Rapids: 37 rows by 43 x 1,909 take 20 microseconds on two threads and 35 on
-# one.
-_PRODUCTS_SHARE = 6
 # Multiply-adds of an element in the time of a simple operation on one: kernels that are priced in these load and store what they
 # compute with, and wait for the second cache or memory most of the time.
 _ADDS_PER_OPERATION = 5
@@ -56,7 +56,7 @@ def wake_cycles(host: HostContext, share: int = WAKE_SHARE) -> V:
 def product_wake_cycles(host: HostContext) -> V:
     """`wake_cycles` of products of matrices: their items hold more arithmetic than data, which has to change caches for another
     thread."""
-    return wake_cycles(host, _PRODUCTS_SHARE)
+    return wake_cycles(host, PRODUCT_WAKE_SHARE)
 
 
 def grain_of(host: HostContext, work: V | int) -> V:

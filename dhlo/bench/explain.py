@@ -15,7 +15,7 @@ import torch
 
 from dhlo import _runtime
 from dhlo.bench.ceilings import Ceilings
-from dhlo.codegen.families.box import WAKE_SHARE
+from dhlo.codegen.families.box import PRODUCT_WAKE_SHARE, WAKE_SHARE
 from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.families.gemm.tiles import TILES_PAY
 from dhlo.codegen.target import Target, parse_target
@@ -83,7 +83,7 @@ def rates(target: Target, threads: int) -> Rates:
     capacities = (threads * sizes[0], sizes[1])
     levels = [(0.75 * size, speed / 1000) for size, speed in zip(capacities, speeds, strict=True) if size]
     levels.append((math.inf, facts["memory_bytes_per_us"] / 1000))
-    return Rates(threads, flops, levels, facts["wake_ns"], WAKE_SHARE)
+    return Rates(threads, flops, levels, facts["wake_ns"], WAKE_SHARE, PRODUCT_WAKE_SHARE)
 
 
 @dataclass(frozen=True)
@@ -175,5 +175,6 @@ def _work(
     moving = ceilings.floor_seconds(0, weights, resident=constants) + ceilings.floor_seconds(0, nbytes - weights)
     # Beside products an instruction does one operation of a multiply-add's two.
     work = chosen[0] if chosen else flops if group["anchor"] in _PRODUCTS else 2 * flops
-    predicted = machine.seconds(work, nbytes, weights, constants, elements[0] if elements else "f32", len(ran))
+    dtype, product = elements[0] if elements else "f32", group["anchor"] == "matmul"
+    predicted = machine.seconds(work, nbytes, weights, constants, dtype, len(ran), product=product)
     return flops, nbytes, max(arithmetic, moving), predicted

@@ -7,6 +7,7 @@ import itertools
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import sympy
 import torch
 
+from dhlo.codegen.backends.cpu.llvm import emit_assembly, lower_to_llvm_ir
 from dhlo.codegen.elementwise.rules import narrow
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import SHARING_PANELS, emit_microkernel, emit_shared_table
@@ -24,7 +26,7 @@ from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, accumulator, depth, result_type, tile_spec
 from dhlo.codegen.kernel_ir.abi import MACHINE, MACHINE_RANGES
-from dhlo.codegen.kernel_ir.builder import F32, F64, I8, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import F32, F64, I8, I32, I64, PTR, Fn, KernelModule, Linkage, V, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
 from dhlo.codegen.target import native, parse_target
 from tests.codegen.harness import Program, TestHost, aligned
@@ -512,7 +514,8 @@ def test_tiles_that_pack_prefetch_each_line_once(name: str, elem: str) -> None:
 
 @pytest.mark.parametrize("elem", [F32, F64])
 def test_many_row_panels_share_what_they_prefetch(elem: str) -> None:
-    """Their tiles ask for one line in a step of k, and those that are in the table are as high as nearly equal row panels are."""
+    """Their tiles ask for one line in a step of k, and keep sums in registers; those in the table are as high as nearly equal row
+    panels are."""
     target = parse_target("x86-64-v4")
     spec = tile_spec(target)
     for packing in (False, True):
@@ -525,6 +528,12 @@ def test_many_row_panels_share_what_they_prefetch(elem: str) -> None:
         assert {f"ukr_{elem}_{mr}_" for mr in range(least, high + 1)} == {"_".join(x.split("_")[:3]) + "_" for x in names}
         for name in names:
             assert len(re.findall(r"llvm\.intr\.prefetch", module.functions[name].text())) == 1
+            module.functions[name] = replace(module.functions[name], linkage=Linkage.EXPORTED)
+        text = emit_assembly(lower_to_llvm_ir(module.text(), target), target)
+        loops = [x for x in re.split(r"^\.LBB.*$", text, flags=re.MULTILINE) if len(re.findall("vfmadd", x)) >= least]
+        assert len(loops) >= len(names)
+        for loop in loops:
+            assert not re.search(r"%[xyz]mm.*%rsp|%rsp.*%[xyz]mm", loop), "a spill"
 
 
 @pytest.mark.parametrize("elem", [F32, F64])

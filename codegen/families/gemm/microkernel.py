@@ -292,13 +292,11 @@ class _Products:
         """Adds the products of a part of the unit `u` on from `at`, whose row of B is at `b`."""
         fn, nv, out = self.fn, self.vectors, list(acc)
         factors = self.left.factors(at.a, u, part)
-        # Several prefetches in a step keep LLVM from loading all of A's numbers first, for which there are no registers.
-        in_turn = self.right.stores or self.ahead.shift is not None
 
         def row(i: int) -> V:
             if i == self.mr:
                 return fn.const(SIGN_BITS, vec(unit(self.elem), self.spec.lanes(self.elem)))
-            return factors(i, out[(i - 2) * nv : (i - 1) * nv] if in_turn and i > 1 else ())
+            return factors(i, out[(i - 2) * nv : (i - 1) * nv] if self.right.stores and i > 1 else ())
 
         def column(v: int) -> V:
             return self.right.vector(b, at.k, u, part, v)

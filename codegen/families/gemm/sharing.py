@@ -12,15 +12,16 @@ from dhlo.codegen.target import LINE_BYTES
 
 __all__ = ["Sharing"]
 
+# One tile in so many fetches, at most: what the last ones fetch would come late.
+_FETCHING_SHARE: Final = 3
 # Steps of k in which a tile fetches one line are 2 to the power of this at most.
 _MOST_SHIFT: Final = 5
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """A panel's lines of each unit of k, fetched by half of the tiles or fewer, `lines` times 2^shift: memory delivers them in the
-    time of several tiles, and what the last ones fetch would come late. Each fetches one of the lines, of one part in 2^shift of
-    the units. Unless it `shares`, the first tile fetches them all.
+    """A panel's lines of each unit of k, fetched by `lines` times 2^shift tiles, as memory delivers them in the time of several:
+    each fetches one of the lines, of one part in 2^shift of the units. Unless it `shares`, the first tile fetches them all.
     """
 
     fn: Fn
@@ -35,7 +36,7 @@ class Sharing:
         lines = max(spec.panel(elem) * BITS[elem] * depth(elem) // (8 * LINE_BYTES), 1)
         shift = fn.i64(0)
         for x in range(1, _MOST_SHIFT + 1):
-            shift = fn.select(fn.cmp("ge", row_panels, SHARING_PANELS // 2 * lines << x), x, shift)
+            shift = fn.select(fn.cmp("ge", row_panels, _FETCHING_SHARE * lines << x), x, shift)
         shares = fn.cmp("ge", row_panels, SHARING_PANELS)
         return cls(fn, shares, lines, shift, fn.add(fn.shr(fn.sub(units, 1), shift), 1))
 

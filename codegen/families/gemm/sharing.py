@@ -38,7 +38,7 @@ class Sharing:
         for x in range(1, _MOST_SHIFT + 1):
             shift = fn.select(fn.cmp("ge", row_panels, _FETCHING_SHARE * lines << x), x, shift)
         shares = fn.cmp("ge", row_panels, SHARING_PANELS)
-        return cls(fn, shares, lines, shift, fn.add(fn.shr(fn.sub(units, 1), shift), 1))
+        return cls(fn, shares, lines, shift, fn.add(fn.shr(fn.sub(fn.max(units, 1), 1), shift), 1))
 
     def share(self, i: V, later: V, step: V) -> tuple[V, V, V]:
         """Whether the tile i fetches of what is at `later`, `step` bytes on for each unit, where it begins, and the shift."""

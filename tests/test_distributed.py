@@ -304,9 +304,8 @@ def test_a_group_of_another_size_is_refused(model: CompiledModel) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- failures
-def failing(model: CompiledModel, late: Callable[[CompiledModel], Any], seconds: float = 20) -> tuple[Any, Any, float]:
-    """Process 1 runs `late` while 0 waits for it: what both say, and how long it took."""
-    start = time.monotonic()
+def failing(model: CompiledModel, late: Callable[[CompiledModel], Any], seconds: float = 20) -> tuple[Any, Any]:
+    """Process 1 runs `late` while 0 waits for it: what both say."""
 
     def one(rank: int, group: Any) -> Any:
         mine = copy.copy(model)
@@ -314,15 +313,14 @@ def failing(model: CompiledModel, late: Callable[[CompiledModel], Any], seconds:
         return late(mine) if rank else mine(torch.ones(1, 6))
 
     first, second = together(SIZE, one, seconds)
-    return first, second, time.monotonic() - start
+    return first, second
 
 
 def test_nobody_waits_for_ever(summing: CompiledModel) -> None:
     """A process that refuses its arguments takes no part; the other gives up when its group does."""
-    first, second, took = failing(summing, lambda m: m(torch.ones(1, 7)), seconds=1)
+    first, second = failing(summing, lambda m: m(torch.ones(1, 7)), seconds=1)
     assert isinstance(second, ContractError)
     assert getattr(first, "status", None) == "host" and "all_reduce of process group '0' at" in str(first), first
-    assert took < 15
 
 
 def test_timeouts_and_cancellation_end_a_wait(summing: CompiledModel) -> None:

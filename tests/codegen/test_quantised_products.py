@@ -27,7 +27,13 @@ from tests.targets import TARGET
 
 # Of targets with vectors of one size, one with dot products of bytes and one without.
 SPECS = [tile_spec(t) for t in {(t.vector_bits, "i8" in t.dots or "ui8" in t.dots): t for t in targets()}.values()]
+MOST_BITS = max(s.target.vector_bits for s in SPECS)
 every_target = pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s}")
+# By default vectors of the most bits with dot products and those of fewer without; `-m slow` crosses them.
+CROSSED = [s for s in SPECS if len(SPECS) > 2 and ("i8" in s.target.dots) != (s.target.vector_bits == MOST_BITS)]
+every_target_or_slow = pytest.mark.parametrize(
+    "spec", [pytest.param(s, marks=pytest.mark.slow if s in CROSSED else ()) for s in SPECS], ids=lambda s: f"{s}"
+)
 AS_BYTES = ("i8", "ui8", "i4", "ui4", "f4e2m1fn")
 """Codes that are multiplied as bytes. Kernels of the others are the same with dot products of bytes and without."""
 NAMES = ("m", "c", "batch", "a0", "am", "ak", "b0", "l2_bytes", "bf16_percent")
@@ -172,7 +178,7 @@ def products_of(spec: TileSpec, code: str) -> Iterator[Product]:
     yield Product(spec, code, draw_codes(code, (3, 64, 33), g), torch.rand((3, 2, 33), generator=g), elem=BF16)
 
 
-@every_target
+@every_target_or_slow
 def test_any_split(spec: TileSpec) -> None:
     g = torch.Generator().manual_seed(1)
     for product in together(p for code in codes_of(spec) for p in products_of(spec, code)):
@@ -214,7 +220,7 @@ def test_outliers_that_codes_leave_out(spec: TileSpec) -> None:
                 assert ((got - want).abs().amax(-1) <= 1e-4 * want.abs().amax(-1)).all(), (size, m)
 
 
-@every_target
+@every_target_or_slow
 @pytest.mark.parametrize("code", ["i8", "ui4", "f4e2m1fn"])  # signed, with signs to flip, looked up
 def test_elements_far_above_the_others(spec: TileSpec, code: str) -> None:
     """As many as a row's list holds and more, infinities and NaN among them: other elements count as much as without them, and so
@@ -270,7 +276,9 @@ def test_many_rows_of_wide_matrices(spec: TileSpec) -> None:
 
 
 @pytest.mark.skipif(tile_spec(TARGET).bf16_dot is None, reason="the target has no dot products of bf16")
-@pytest.mark.parametrize("code", ["i8", "ui4", "f4e2m1fn", "f8e4m3fn"])
+@pytest.mark.parametrize(
+    "code", ["i8", pytest.param("ui4", marks=pytest.mark.slow), pytest.param("f4e2m1fn", marks=pytest.mark.slow), "f8e4m3fn"]
+)
 def test_rows_of_bf16(code: str) -> None:
     """Where dot products of bf16 pay, many rows are multiplied by numbers rounded to bf16, as the program says."""
     g = torch.Generator().manual_seed(5)

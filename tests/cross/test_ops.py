@@ -52,5 +52,6 @@ def test_op_with_dot_products(hosts: Hosts, name: str) -> None:
     check(hosts, name, "aarch64+bf16+dotprod+i8mm")
 
 
+@pytest.mark.slow
 def test_bytes_without_a_sign_by_dot_products_of_those_with_one(hosts: Hosts) -> None:
     check(hosts, "dhlo.matmul", "aarch64+dotprod")

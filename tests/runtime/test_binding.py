@@ -353,18 +353,6 @@ def test_buffer() -> None:
         _runtime.Buffer(-1)
 
 
-def test_call_overhead(one: _runtime.Model) -> None:
-    """A bound with much room for a busy machine; measured: 1.0 to 1.2 microseconds."""
-    session, x = _runtime.Session(one), torch.zeros(8)
-    best = float("inf")
-    for _ in range(30):
-        start = time.perf_counter()
-        for _ in range(1000):
-            session(x)
-        best = min(best, time.perf_counter() - start)
-    assert best * 1e3 < 10, f"{best * 1e3:.2f} us a call"
-
-
 # ------------------------------------------------------------------ interpreters
 _LEAVES = """
 import sys, threading, time

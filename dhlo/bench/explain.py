@@ -175,6 +175,6 @@ def _work(
     moving = ceilings.floor_seconds(0, weights, resident=constants) + ceilings.floor_seconds(0, nbytes - weights)
     # Beside products an instruction does one operation of a multiply-add's two.
     work = chosen[0] if chosen else flops if group["anchor"] in _PRODUCTS else 2 * flops
-    dtype, product = elements[0] if elements else "f32", group["anchor"] == "matmul"
+    dtype, product = elements[0] if elements else "f32", group["anchor"] in ("matmul", "convolution")
     predicted = machine.seconds(work, nbytes, weights, constants, dtype, len(ran), product=product)
     return flops, nbytes, max(arithmetic, moving), predicted

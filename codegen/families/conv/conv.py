@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 
-from dhlo.codegen.families.box import cycles_from_memory, grain_of, wake_cycles
+from dhlo.codegen.families.box import cycles_from_memory, grain_of, product_wake_cycles, wake_cycles
 from dhlo.codegen.families.conv.depthwise import COLUMNS, TILE, depthwise_scratch_bytes, emit_depthwise_kernel, tile_rows
 from dhlo.codegen.families.conv.gemm import emit_conv_kernel, scratch_bytes
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
@@ -299,7 +299,7 @@ class Conv:
             adds = f.divu(f.mul(columns, p.depth * min(p.panel, p.group_out)), p.lanes)
         # Few positions take less time than their weights take to be read.
         adds = f.max(adds, cycles_from_memory(host, self.workspace_bytes // (p.groups * p.channel_panels)))
-        grain = f.add(f.divu(wake_cycles(host), f.max(adds, 1)), 1)
+        grain = f.add(f.divu(product_wake_cycles(host), f.max(adds, 1)), 1)
         kernel = f"{self.name}_{'swapped' if swapped else 'normal'}"
         host.launch(kernel, [*shared, panels, blocks, flat, *more], count, grain, scratch_bytes(p, swapped))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
-from dhlo.codegen.families.box import update_cycles, waiting_cycles, wake_cycles
+from dhlo.codegen.families.box import product_wake_cycles, update_cycles, waiting_cycles
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.winograd_blocking import Blocking
 from dhlo.codegen.families.conv.winograd_kernel import emit_winograd_kernel
@@ -108,17 +108,25 @@ class Winograd:
         emit_winograd_kernel(module, self.blocking)
 
     def cut(self, host: HostContext, batch: V, out: Sequence[V]) -> _Cut:
-        """Groups as large as fit a worker's scratch, and as many as threads can share evenly."""
+        """Groups as large as fit a worker's scratch, and as many as threads can share evenly. Where these are few, threads share
+        the panels of each, which they may not share evenly, or there is a group for each thread, for which weights are mapped once
+        more: whichever costs less."""
         f, most = host.fn, self.blocking.most_tiles(host, self.depth_blocks)
         th, tw = f.ceildivu(out[1], self.down.m), f.ceildivu(out[2], self.across.m)
         rows = f.mul(f.mul(batch, out[0]), th)
         column_groups = f.max(f.ceildivu(tw, most), 1)
         least = f.ceildivu(rows, f.max(f.divu(most, f.max(tw, 1)), 1))
-        # Threads share groups, and where these are few the panels of each.
-        few = f.cmp("lt", least, host.num_threads)
-        unit = f.select(few, f.ceildivu(host.num_threads, self.p.channel_panels), host.num_threads)
-        row_groups = f.min(f.mul(f.ceildivu(least, unit), unit), rows)
-        return _Cut(rows, th, tw, f.select(f.cmp("eq", column_groups, 1), row_groups, rows), column_groups)
+
+        def of(unit: V) -> _Cut:
+            row_groups = f.min(f.mul(f.ceildivu(least, unit), unit), rows)
+            return _Cut(rows, th, tw, f.select(f.cmp("eq", column_groups, 1), row_groups, rows), column_groups)
+
+        each = of(host.num_threads)
+        shared = of(f.ceildivu(host.num_threads, self.p.channel_panels))
+        with f.wrapping():
+            cheaper = f.cmp("lt", self.cost(host, shared), self.cost(host, each))
+        few = f.and_(f.cmp("lt", least, host.num_threads), cheaper)
+        return replace(each, row_groups=f.select(few, shared.row_groups, each.row_groups))
 
     def cost(self, host: HostContext, cut: _Cut) -> V:
         """Vector operations of the thread that has most to do; modulo 2^64."""
@@ -142,10 +150,13 @@ class Winograd:
             self.down.inputs * p.lanes * (p.lanes.bit_length() + _STORE),
         )
         inputs = f.add(f.mul(tiles, by_inputs + b.points), f.mul(cut.rows, strips))
-        shared = f.max(f.min(f.mul(groups, p.channel_panels), host.num_threads), 1)
-        alone = f.max(f.min(groups, host.num_threads), 1)  # a group's inputs are mapped by each thread that has a panel of it
-        work = f.divu(f.add(f.add(products, sums), mapped), shared)
-        return f.add(work, f.divu(f.mul(inputs, in_vectors), alone))
+
+        def most(work: V, parts: V) -> V:
+            """What of the work the thread has that gets most of the parts."""
+            return f.mul(f.divu(work, f.max(parts, 1)), f.ceildivu(parts, host.num_threads))
+
+        work = most(f.add(f.add(products, sums), mapped), f.mul(groups, p.channel_panels))
+        return f.add(work, most(f.mul(inputs, in_vectors), groups))  # each thread that has a panel of a group maps its inputs
 
     def launch(self, host: HostContext, cut: _Cut, shared: Sequence[V], end: Sequence[V]) -> None:
         """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them; `end`: where the image ends, if kernels ask."""
@@ -167,5 +178,5 @@ class Winograd:
         args += [cut.rows, cut.th, cut.tw, cut.row_groups, cut.column_groups, *end]
         tiles = f.divu(f.mul(cut.rows, cut.tw), f.max(groups, 1))
         adds = f.mul(f.add(tiles, 1), b.points * p.in_channels * p.kernel[0] * p.panel // p.lanes)
-        grain = f.add(f.divu(wake_cycles(host), adds), 1)
+        grain = f.add(f.divu(product_wake_cycles(host), adds), 1)
         host.launch(self.kernel, args, f.mul(groups, p.channel_panels), grain, b.scratch_bytes(host, self.depth_blocks))

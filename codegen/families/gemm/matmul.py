@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import sympy
 
-from dhlo.codegen.families.box import cycles_from_memory, passes_caches, steps_ahead, wake_cycles
+from dhlo.codegen.families.box import cycles_from_memory, passes_caches, product_wake_cycles, steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, packs_on_the_way
 from dhlo.codegen.families.gemm.gemv import (
@@ -358,8 +358,8 @@ class Matmul:
         chunk = fn.mul(fn.max(fn.divu(fn.add(x.n, fn.sub(splits, 1)), splits), 1), columns)
         chunks = fn.divu(fn.add(x.n, fn.sub(chunk, 1)), chunk)
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(batches, chunks))
-        cycles = fn.divu(fn.mul(x.k, chunk), _BYTES_A_CYCLE)
-        return chunk, count, fn.add(fn.divu(wake_cycles(host), fn.add(cycles, 1)), 1)
+        cycles = fn.divu(fn.mul(fn.mul(x.k, chunk), fn.max(x.m, cycles_from_memory(host, _BYTES_A_CYCLE))), _BYTES_A_CYCLE)
+        return chunk, count, fn.add(fn.divu(product_wake_cycles(host), fn.add(cycles, 1)), 1)
 
     def _touch(self, host: HostContext, x: Operands) -> V:
         """The function that fetches a tile's memory, null where the product is too short to hide that and the result may be in the

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from dhlo.codegen.families.box import grain_of, wake_cycles
+from dhlo.codegen.families.box import grain_of, product_wake_cycles
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul
 from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.panels import Chunk
@@ -221,7 +221,7 @@ class QuantisedMatmul:
         each = most * (self._padded + BYTE_INFO * matrix.groups * -(-matrix.units // block))  # bytes of a pass
         fit = fn.max(fn.divu(fn.mul(host.l2_bytes, _LIMBS_SHARE), 8 * each), _LEAST_PASSES)
         per = fn.ceildivu(passes, fn.ceildivu(passes, fit))
-        grain = fn.add(fn.divu(wake_cycles(host), max(self._padded * _STEP_CYCLES, 1)), 1)
+        grain = fn.add(fn.divu(product_wake_cycles(host), max(self._padded * _STEP_CYCLES, 1)), 1)
         grain = fn.max(grain, _sharing(host, count, _BYTES_SHARING_PANELS))
         cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block), per, host.machine("ahead_one")]
         host.launch(
@@ -252,7 +252,7 @@ class QuantisedMatmul:
         cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block), most_out]
         ahead = host.machine("ahead_one")  # codes are few bytes: several rows of them come like one of f32
         row, limbs = fn.i64(4 * (padded + ROW_GAP) + 8), LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
-        per, grain = passes, fn.add(fn.divu(wake_cycles(host), max(padded * _STEP_CYCLES, 1)), 1)
+        per, grain = passes, fn.add(fn.divu(product_wake_cycles(host), max(padded * _STEP_CYCLES, 1)), 1)
         if has_dots(target, form):
             row = fn.add(row, fn.add(list_bytes(fn, most_out), limbs))
             fit = fn.max(fn.divu(fn.mul(host.l2_bytes, _LIMBS_SHARE), 8 * most * limbs), _LEAST_PASSES)

@@ -191,9 +191,13 @@ def subject(part: str, tiny: bool) -> Subject:
 
 
 def _repeats(w: Workload) -> list[int]:
-    """Of each shape."""
-    numel = sum(p.numel() for p in [*w.module().parameters(), *w.module().buffers()])
-    return [max(1, min(_MOST_REPEATS, _REPEAT_BYTES // (8 * max(numel, 1) * max(1, math.prod(s) // 4)))) for s in w.shapes]
+    """Of each shape: as many for matrices that are given as for those that are weights."""
+    weights = sum(p.numel() for p in [*w.module().parameters(), *w.module().buffers()])
+    matrices = [weights + sum(x.numel() for x in w.arguments(s)[1:] if isinstance(x, Tensor)) for s in w.shapes]
+    return [
+        max(1, min(_MOST_REPEATS, _REPEAT_BYTES // (8 * max(numel, 1) * max(1, math.prod(s) // 4))))
+        for s, numel in zip(w.shapes, matrices, strict=True)
+    ]
 
 
 def _measure(name: str, a: argparse.Namespace) -> dict[str, Any]:

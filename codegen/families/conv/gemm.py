@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dhlo.codegen.families.conv.microkernel import emit_strided_microkernel, emit_transpose, row_splits
+from collections.abc import Callable
+
+from dhlo.codegen.families.conv.microkernel import emit_strided_microkernel, emit_transpose, row_splits, share_of_fetching
 from dhlo.codegen.families.conv.pack import (
     Geometry,
     emit_coords,
@@ -190,11 +192,11 @@ class ConvKernel:
         m0 = f.add(f.mul(group, p.group_out), f.mul(panel, p.panel))
 
         def rows(splits: list[tuple[int, int]]) -> list[V]:
-            for row, n in splits:
+            for i, (row, n) in enumerate(splits):
                 with f.loop(0, count) as lp:
-                    step = f.i64(0) if row else f.select(f.cmp("eq", lp.iv, 0), f.i64(p.panel), f.i64(0))
+                    fetch = self.fetch(ahead, k, f.add(f.mul(count, i), lp.iv), f.mul(count, len(splits)))
                     x, out = self.at(0, lp.iv, self.layout.panel), f.gep(tile, f.mul(lp.iv, p.nr), p.elem)
-                    f.call(self.ukr[n], [f.gep(w, row, p.elem), f.i64(p.panel), x, k, out, ld, f.i64(0), ahead, step])
+                    f.call(self.ukr[n], [f.gep(w, row, p.elem), f.i64(p.panel), x, k, out, ld, f.i64(0), *fetch])
                 f.call_ptr(geo.epilogue, [geo.eargs, tile, ld, image, f.add(m0, row), p0, f.i64(n), positions])
             return []
 
@@ -205,26 +207,29 @@ class ConvKernel:
             f.if_else(last, lambda: rows(self.last_splits), lambda: rows(self.full_splits), [])
 
     def multiply(self, w: V, ahead: V, panel: V, panel0: V, count: V, k: V, tiles: V, accumulate: V) -> None:
-        """One weight panel times the block's input panels, into the tiles; the first pass prefetches `ahead`."""
+        """One weight panel times the block's input panels, into the tiles, which prefetch `ahead` between them."""
         f, p = self.f, self.p
         with f.loop(0, count) as lp:
-            step = f.select(f.cmp("eq", lp.iv, 0), f.i64(p.panel), f.i64(0))
+
+            def fetch(i: int, of: int) -> tuple[V, V]:
+                return self.fetch(ahead, k, f.add(f.mul(lp.iv, of), i), f.mul(count, of))
+
             x = self.at(0, lp.iv, self.layout.panel)
             tile = f.gep(tiles, f.mul(lp.iv, self.layout.tile), "i8")
             if self.swapped:
                 p0 = self.start(f.add(panel0, lp.iv))
                 n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), p0)
                 fn = f.load(f.gep(self.table, n, PTR), PTR)
-                for column in range(0, min(p.panel, p.group_out), p.nr):
+                columns = range(0, min(p.panel, p.group_out), p.nr)
+                for i, column in enumerate(columns):
                     b, c = f.gep(w, column, p.elem), f.gep(tile, column, p.elem)
-                    fetch = f.i64(0) if column else step
-                    f.call_ptr(fn, [x, f.i64(self.width), b, k, c, f.i64(p.panel), accumulate, ahead, fetch])
+                    f.call_ptr(fn, [x, f.i64(self.width), b, k, c, f.i64(p.panel), accumulate, *fetch(i, len(columns))])
             elif p.channel_panels == 1 or self.full_splits == self.last_splits:
-                self.rows(self.last_splits, w, x, k, tile, accumulate, ahead, step)
+                self.rows(self.last_splits, w, x, k, tile, accumulate, fetch)
             else:
 
                 def side(splits: list[tuple[int, int]]) -> list[V]:
-                    return self.rows(splits, w, x, k, tile, accumulate, ahead, step)
+                    return self.rows(splits, w, x, k, tile, accumulate, fetch)
 
                 f.if_else(
                     f.cmp("eq", panel, p.channel_panels - 1),
@@ -233,13 +238,19 @@ class ConvKernel:
                     [],
                 )
 
-    def rows(self, splits: list[tuple[int, int]], w: V, x: V, k: V, tile: V, accumulate: V, ahead: V, step: V) -> list[V]:
-        """Register tiles down a weight panel."""
+    def rows(
+        self, splits: list[tuple[int, int]], w: V, x: V, k: V, tile: V, accumulate: V, fetch: Callable[[int, int], tuple[V, V]]
+    ) -> list[V]:
+        """Register tiles down a weight panel; `fetch` says what each of so many prefetches."""
         f, p = self.f, self.p
-        for row, n in splits:
+        for i, (row, n) in enumerate(splits):
             a, c = f.gep(w, row, p.elem), f.gep(tile, row * p.nr, p.elem)
-            f.call(self.ukr[n], [a, f.i64(p.panel), x, k, c, f.i64(p.nr), accumulate, ahead, f.i64(0) if row else step])
+            f.call(self.ukr[n], [a, f.i64(p.panel), x, k, c, f.i64(p.nr), accumulate, *fetch(i, len(splits))])
         return []
+
+    def fetch(self, ahead: V, k: V, tile: V, tiles: V) -> tuple[V, V]:
+        """What the tile prefetches of the weight panel `ahead`; see `share_of_fetching`."""
+        return share_of_fetching(self.f, self.p.panel * self.p.bytes, ahead, k, tile, tiles)
 
     def finish(self, image: V, group: V, panel: V, panel0: V, count: V, tiles: V) -> None:
         """Hands the finished tiles of a weight panel to the epilogue."""

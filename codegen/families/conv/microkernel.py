@@ -12,10 +12,11 @@ from itertools import pairwise
 from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.families.gemm.multiply_add import multiply_add
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec
-from dhlo.codegen.kernel_ir.builder import BITS, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.transpose import transpose_block
+from dhlo.codegen.target import LINE_BYTES
 
-__all__ = ["emit_products", "emit_strided_microkernel", "emit_transpose", "row_splits"]
+__all__ = ["emit_products", "emit_strided_microkernel", "emit_transpose", "lines_of_step", "row_splits", "share_of_fetching"]
 
 
 def row_splits(rows: int, most: int) -> list[tuple[int, int]]:
@@ -29,9 +30,10 @@ def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: Til
     """tile[i*ld + j] (+)= sum over k of a[k*lda + i] * b[k*ldb + j], i < mr, j < NR = spec.nr(elem); returns the symbol.
 
     `conv_ukr_{spec}_{elem}_{mr}(a: ptr, lda: i64 elements, b: ptr, k: i64, tile: ptr, ld: i64 elements, accumulate:
-    i64, ahead: ptr, step: i64 elements)`; with `accumulate` 0 the tile is written without being read. Every depth step
-    brings a row of a weight panel at `ahead`, advancing by `step`, to the second-level cache: weights needed next. With `pairs`
-    a and b hold pairs of bf16 in place of f32, both products of which are added.
+    i64, ahead: ptr, step: i64 bytes)`; with `accumulate` 0 the tile is written without being read. Every depth step
+    brings a line at `ahead`, advancing by `step`, to the second-level cache, or all of a weight panel's row where that is as long:
+    weights needed next (see `share_of_fetching`). With `pairs` a and b hold pairs of bf16 in place of f32, both products of which
+    are added.
     """
     of = "_pairs" if pairs else ""
     name = f"conv_ukr_{spec.name}_{elem}{of}_{mr}" + (f"_ld{ldb}" if ldb != spec.nr(elem) else "")
@@ -57,7 +59,7 @@ def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: Til
         noinline=True,
     )
     a, lda, b, k, tile, ld, accumulate, ahead, step = f.args
-    row_bytes = spec.panel(elem) * BITS[elem] // 8
+    lines = lines_of_step(f, spec.panel(elem) * BITS[elem] // 8, step)
     cells = [f.gep(f.gep(tile, f.mul(ld, i), elem), h * lanes, elem) for i in range(mr) for h in halves]
     zero = f.const(0.0, ty)
     start = f.if_else(
@@ -68,19 +70,34 @@ def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: Til
     )
     with f.loop(0, k, 1, [a, b, ahead, *start]) as lp:
         pa, pb, next_row, *acc = lp.carried
-        for line in range(0, row_bytes, 64):
-            f.prefetch(f.gep(next_row, line, "i8"), 2)
+        for line in lines:
+            f.prefetch(f.gep(next_row, line, I8), 2)
         unit = I32 if pairs else elem
         vb = [f.load(f.gep(pb, h * lanes, elem), vec(unit, lanes)) for h in halves]
         for i, x in enumerate(broadcast_each(f, pa, mr, unit, lanes)):
             for h in halves:
                 at = i * spec.vectors + h
                 acc[at] = multiply_add(f, BF16 if pairs else elem, spec, x, vb[h], acc[at])
-        lp.yield_(f.gep(pa, lda, elem), f.gep(pb, ldb, elem), f.gep(next_row, step, elem), *acc)
+        lp.yield_(f.gep(pa, lda, elem), f.gep(pb, ldb, elem), f.gep(next_row, step, I8), *acc)
     for cell, value in zip(cells, lp.results[3:], strict=True):
         f.store(value, cell)
     f.done()
     return name
+
+
+def lines_of_step(f: Fn, row_bytes: int, step: V) -> list[V]:
+    """Offsets of the lines that a depth step fetches, `step` bytes on from the one before: of all in a row of that many bytes, else
+    of the first one, several times."""
+    whole = f.cmp("ge", step, row_bytes)
+    return [f.select(whole, f.i64(line), 0) for line in range(0, row_bytes, LINE_BYTES)]
+
+
+def share_of_fetching(f: Fn, row_bytes: int, ahead: V, k: V, tile: V, tiles: V) -> tuple[V, V]:
+    """Where a `tile` of `tiles` that share a weight panel begins to fetch the next one of `k` rows at `ahead`, and how many bytes
+    on at each depth step. A tile that fetched all of it would wait: lines from a far cache come as fast as the few buffers of
+    the first one take them, which is slower than multiply-adds need them."""
+    step = f.ceildivu(row_bytes, tiles)
+    return f.gep(ahead, f.mul(f.mul(tile, step), k), I8), step
 
 
 def emit_products(f: Fn, elem: str, mr: int, spec: TileSpec, a: V, lda: V | int, b: V, ldb: int, k: V) -> list[V]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.families.conv.gemm import ConvKernel
+from dhlo.codegen.families.conv.microkernel import lines_of_step
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.gemm.multiply_add import multiply_add
 from dhlo.codegen.families.gemm.register_tile import SIGN_BITS, TileSpec
@@ -44,7 +45,7 @@ def _emit_tile(p: ConvParams, mr: int, ldb: int, swapped: bool) -> str:
     names = ("a", "lda", "b", "k", "tile", "ld", "accumulate", "ahead", "step")
     f = Fn(module, name, list(zip(names, types, strict=True)), noinline=True)
     a, lda, b, k, tile, ld, accumulate, ahead, step = f.args
-    row_bytes = p.panel * BITS[I32] // 8
+    lines = lines_of_step(f, p.panel * BITS[I32] // 8, step)
     cells = [f.gep(f.gep(tile, f.mul(ld, i), I32), h * lanes, I32) for i in range(mr) for h in halves]
 
     def fresh() -> list[V]:
@@ -57,7 +58,7 @@ def _emit_tile(p: ConvParams, mr: int, ldb: int, swapped: bool) -> str:
     start = f.if_else(f.cmp("ne", accumulate, 0), lambda: [f.load(c, ty) for c in cells], fresh, [ty] * len(cells))
     with f.loop(0, k, 1, [a, b, ahead, *start]) as lp:
         pa, pb, next_row, *acc = lp.carried
-        for line in range(0, row_bytes, 64):
+        for line in lines:
             f.prefetch(f.gep(next_row, line, I8), 2)
         vb = [f.load(f.gep(pb, h * lanes, I32), ty) for h in halves]
         for i, x in enumerate(broadcast_each(f, pa, mr, I32, lanes)):
@@ -65,7 +66,7 @@ def _emit_tile(p: ConvParams, mr: int, ldb: int, swapped: bool) -> str:
                 at = i * spec.vectors + h
                 position, weight = (x, vb[h]) if swapped else (vb[h], x)
                 acc[at] = _add_products(f, spec, position, weight, acc[at])
-        lp.yield_(f.gep(pa, lda, I32), f.gep(pb, ldb, I32), f.gep(next_row, step, I32), *acc)
+        lp.yield_(f.gep(pa, lda, I32), f.gep(pb, ldb, I32), f.gep(next_row, step, I8), *acc)
     for cell, value in zip(cells, lp.results[3:], strict=True):
         f.store(value, cell)
     f.done()

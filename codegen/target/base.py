@@ -104,6 +104,12 @@ class Target:
     fence: str = field(default="", repr=False)
     constraint: str = field(default="v", repr=False)
 
+    @property
+    def loses_prefetches(self) -> bool:
+        """Whether CPUs may drop prefetches while memory is busy. Those that have matrix tiles let them wait instead, in the place
+        of others: found on a Granite Rapids."""
+        return self.tiles is None
+
     def lanes(self, elem: str) -> int:
         """Elements of an MLIR type in a vector register."""
         return self.vector_bits // BITS[elem]

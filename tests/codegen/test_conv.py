@@ -12,12 +12,13 @@ import sympy
 import torch
 
 from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.microkernel import lines_of_step, share_of_fetching
 from dhlo.codegen.families.conv.transposed import ConvTranspose
 from dhlo.codegen.families.gemm.register_tile import tile_spec
-from dhlo.codegen.kernel_ir.builder import F32, F64
+from dhlo.codegen.kernel_ir.builder import F32, F64, I64, KernelModule
 from dhlo.codegen.target import parse_target
 from tests.codegen.conv_host import build_conv, conv_params, numpy_type, run_conv
-from tests.codegen.harness import Program
+from tests.codegen.harness import Program, TestHost
 from tests.targets import TILES
 
 build = functools.cache(build_conv)
@@ -324,3 +325,22 @@ def test_weights_packed_at_run_time(conv: Conv | ConvTranspose) -> None:
     program(num_threads=2, seed=1, **params)
     assert (params["packed"] == conv.pack_weight(weight).ravel()).all()
     check(conv, program, x, weight, pack=True)
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 3, 14, 100, 129, 500])
+def test_tiles_of_a_weight_panel_fetch_all_of_the_next_one(tiles: int) -> None:
+    """Each line once or more, and little behind it."""
+    host = TestHost(KernelModule(TILES.target))
+    ahead, out = host.pointer("ahead"), host.pointer("out")
+    at, step = share_of_fetching(host.fn, 128, ahead, host.size("k"), host.size("tile"), host.size("tiles"))
+    for i, x in enumerate((host.fn.ptr_to_int(at), step, *lines_of_step(host.fn, 128, step))):
+        host.fn.store(x, host.fn.gep(out, i, I64))
+    program, start, found = host.build(), 1 << 20, np.zeros(4, np.int64)
+    for k in (1, 7, 64, 300):
+        fetched = set[int]()
+        for tile in range(tiles):
+            program(ahead=start, out=found, k=k, tile=tile, tiles=tiles)
+            first, apart, *lines = (int(x) for x in found)
+            fetched |= {(first - start + s * apart + line) // 64 for s in range(k) for line in lines}
+        assert set(range(2 * k)) <= fetched
+        assert max(fetched) <= 2 * k + k * -(-128 // tiles) // 64

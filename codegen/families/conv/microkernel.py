@@ -95,9 +95,9 @@ def lines_of_step(f: Fn, row_bytes: int, step: V) -> list[V]:
 def share_of_fetching(f: Fn, row_bytes: int, ahead: V, k: V, tile: V, tiles: V) -> tuple[V, V]:
     """Where a `tile` of `tiles` that share a weight panel begins to fetch the next one of `k` rows at `ahead`, and how many bytes
     on at each depth step. A tile that fetched all of it would wait: lines from a far cache come as fast as the few buffers of
-    the first one take them, which is slower than multiply-adds need them."""
+    the first one take them, which is slower than multiply-adds need them. Of many tiles the last have nothing left to fetch."""
     step = f.ceildivu(row_bytes, tiles)
-    return f.gep(ahead, f.mul(f.mul(tile, step), k), I8), step
+    return f.gep(ahead, f.mul(f.min(f.mul(tile, step), row_bytes), k), I8), step
 
 
 def emit_products(f: Fn, elem: str, mr: int, spec: TileSpec, a: V, lda: V | int, b: V, ldb: int, k: V) -> list[V]:

@@ -28,7 +28,7 @@ WAKE_SHARE: Final = 16
 """A thread's part of a launch takes at least so many times what it takes to reach another thread."""
 PRODUCT_WAKE_SHARE: Final = 6
 """The same of a product of matrices, and of a convolution made of these. Found on a Granite Rapids: 37 rows by 43 x 1,909 take
-20 us on two threads and 35 on one; a network of many small convolutions (YOLOv8-n at 160 x 256) takes 0.82 of the time."""
+20 us on two threads and 35 on one; a network of many small convolutions takes 0.82 of the time."""
 COPY_WORK: Final = 1
 """Simple operations, the unit of `grain_of`, that copying a byte takes: memory moves three, as what is written is read first."""
 

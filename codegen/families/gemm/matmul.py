@@ -24,7 +24,7 @@ from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join
 from dhlo.codegen.families.gemm.plan import Plan
 from dhlo.codegen.families.gemm.plan_cost import call_cycles
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, in_one_set, unit
-from dhlo.codegen.families.gemm.stream import launch_stream, streams
+from dhlo.codegen.families.gemm.stream import column_splits, launch_stream, streams
 from dhlo.codegen.families.gemm.tiles import TileProduct
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -353,12 +353,13 @@ class Matmul:
         """Of a kernel that streams B: columns of an item, a multiple of `columns`, so many that every thread has one of each batch;
         items; and how few are worth a thread."""
         fn, batches = host.fn, host.fn.mul(*x.batch)
-        some = fn.max(batches, 1)
-        splits = fn.mul(fn.divu(fn.add(host.num_threads, fn.sub(some, 1)), some), columns)
+        splits = fn.mul(column_splits(host, x), columns)
         chunk = fn.mul(fn.max(fn.divu(fn.add(x.n, fn.sub(splits, 1)), splits), 1), columns)
         chunks = fn.divu(fn.add(x.n, fn.sub(chunk, 1)), chunk)
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(batches, chunks))
-        cycles = fn.divu(fn.mul(fn.mul(x.k, chunk), fn.max(x.m, cycles_from_memory(host, _BYTES_A_CYCLE))), _BYTES_A_CYCLE)
+        with fn.wrapping():  # a B of strides 0 has any size
+            work = fn.mul(fn.mul(x.k, chunk), fn.max(x.m, cycles_from_memory(host, _BYTES_A_CYCLE)))
+        cycles = fn.divu(work, _BYTES_A_CYCLE)
         return chunk, count, fn.add(fn.divu(product_wake_cycles(host), fn.add(cycles, 1)), 1)
 
     def _touch(self, host: HostContext, x: Operands) -> V:

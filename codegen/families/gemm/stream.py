@@ -20,7 +20,7 @@ from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["launch_stream", "streams"]
+__all__ = ["column_splits", "launch_stream", "streams"]
 
 # More rows than so many are streamed if k is so long at least: tiles take a panel of all rows of B, each of which may lie in
 # another page. Found on a Granite Rapids for f32 and f16, with vectors of 512 and of 256 bits.
@@ -49,13 +49,13 @@ def streams(host: HostContext, elem: str, spec: TileSpec, x: Operands) -> V:
     fn = host.fn
     few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[elem]), fn.cmp("ge", x.n, 1))
     # More rows than that only where every thread has columns of its own, and k wouldn't be split: sums are the tiles' then.
-    least = fn.max(fn.mul(_splits(host, x), narrow_columns(elem, spec)), (FEW_TILES + 1) * spec.panel(elem))
+    least = fn.max(fn.mul(column_splits(host, x), narrow_columns(elem, spec)), (FEW_TILES + 1) * spec.panel(elem))
     more = fn.and_(fn.cmp("ge", x.k, _STREAM_DEPTH[elem]), fn.cmp("ge", x.n, least))
     few = fn.and_(few, fn.or_(fn.cmp("le", x.m, _FLAT_ROWS), more))
     return fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
 
 
-def _splits(host: HostContext, x: Operands) -> V:
+def column_splits(host: HostContext, x: Operands) -> V:
     """How many chunks of each matrix's columns give every thread one."""
     fn, some = host.fn, host.fn.max(host.fn.mul(*x.batch), 1)
     return fn.divu(fn.add(host.num_threads, fn.sub(some, 1)), some)
@@ -64,7 +64,7 @@ def _splits(host: HostContext, x: Operands) -> V:
 def launch_stream(host: HostContext, elem: str, spec: TileSpec, x: Operands) -> list[V]:
     """The few-rows kernel: as many chunks of columns of each batch as give every thread one."""
     fn, m, n, k, columns = host.fn, x.m, x.n, x.k, narrow_columns(elem, spec)
-    sa, sb, batches, splits = x.a_strides, x.b_strides, fn.mul(*x.batch), _splits(host, x)
+    sa, sb, batches, splits = x.a_strides, x.b_strides, fn.mul(*x.batch), column_splits(host, x)
     chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
     chunks = fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk)
     count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))

@@ -28,7 +28,7 @@ from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, accumulator
 from dhlo.codegen.kernel_ir.abi import MACHINE, MACHINE_RANGES
 from dhlo.codegen.kernel_ir.builder import F32, F64, I8, I32, I64, PTR, Fn, KernelModule, Linkage, V, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
-from dhlo.codegen.target import native, parse_target
+from dhlo.codegen.target import LINE_BYTES, native, parse_target
 from tests.codegen.harness import Program, TestHost, aligned
 from tests.targets import TARGET, TILES
 
@@ -514,8 +514,8 @@ def test_tiles_that_pack_prefetch_each_line_once(name: str, elem: str) -> None:
 
 @pytest.mark.parametrize("elem", [F32, F64])
 def test_many_row_panels_share_what_they_prefetch(elem: str) -> None:
-    """Their tiles ask for one line in a step of k, and keep sums in registers; those in the table are as high as nearly equal row
-    panels are."""
+    """Their tiles ask for one line in a step of k, and first for those of a row of theirs, and keep sums in registers; those in the
+    table are as high as nearly equal row panels are."""
     target = parse_target("x86-64-v4")
     spec = tile_spec(target)
     for packing in (False, True):
@@ -527,7 +527,8 @@ def test_many_row_panels_share_what_they_prefetch(elem: str) -> None:
             least = min(least, m // -(-m // high))
         assert {f"ukr_{elem}_{mr}_" for mr in range(least, high + 1)} == {"_".join(x.split("_")[:3]) + "_" for x in names}
         for name in names:
-            assert len(re.findall(r"llvm\.intr\.prefetch", module.functions[name].text())) == 1
+            first, then = 1 + spec.row_bytes(elem) // LINE_BYTES, 1
+            assert len(re.findall(r"llvm\.intr\.prefetch", module.functions[name].text())) == first + then
             module.functions[name] = replace(module.functions[name], linkage=Linkage.EXPORTED)
         text = emit_assembly(lower_to_llvm_ir(module.text(), target), target)
         loops = [x for x in re.split(r"^\.LBB.*$", text, flags=re.MULTILINE) if len(re.findall("vfmadd", x)) >= least]

@@ -46,8 +46,9 @@ def emit_blocked_kernel(
 
     Items are (batch, row block, column panel). Arguments: A and its strides (m, k, batch 0, batch 1), those of the source, m, n,
     k, size of batch 1, row blocks, units of k in a chunk, panels in a group, elements of all tiles in scratch, the facts AHEAD,
-    a result, epilogue, touch, and the argument of both. The result is null, or the address of a dense matrix of
-    `result_type(elem)`: the micro-kernel itself stores whole tiles there, which have no epilogue then. Of the kernel of `parts` of
+    whether micro-kernels fetch what they store (instead of touch), a result, epilogue, touch, and the argument of both. The result
+    is null, or the address of a dense matrix of `result_type(elem)`: the micro-kernel itself stores whole tiles there, which have
+    no epilogue then. Of the kernel of `parts` of
     k, which take the place of batches, the size of batch 1 is their number, and the last argument the memory for their sums; it
     calls neither epilogue nor touch.
     """
@@ -90,17 +91,17 @@ class _Kernel:
             tables = (emit_shared_table(module, elem, placed=placed, spec=spec, packing=packing) for packing in (False, True))
             self.shared = next(tables), next(tables)
         self.fn = fn = kernel_fn(module, name)
-        types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, *[PTR] * 4]
+        types = [PTR, *[I64] * 4, *source.args, *[I64] * 12, *[PTR] * 4]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
         self.b, sizes = rest[: len(source.args)], rest[len(source.args) :]
         self.m, self.n, self.k, self.batch1, self.blocks, self.kc, self.nc, tiles, *ahead = sizes[:11]
-        self.result, self.epilogue, self.touch, self.eargs = sizes[11:]
+        fetches, self.result, self.epilogue, self.touch, self.eargs = sizes[11:]
         self.ahead_one, self.ahead_few, self.ahead_more = ahead
         _, self.begin, self.end, _, self.tile = fn.args
         self.steps = units(fn, self.k, self.elem)
         self.b_pack = fn.gep(self.tile, tiles, self.part)
         self.a_pack = self.b_pack if source.in_place else fn.gep(self.b_pack, fn.mul(self.kc, self.columns), self.part)
-        self.touches = fn.cmp("ne", fn.ptr_to_int(self.touch), 0)
+        self.touches, self.fetches = fn.cmp("ne", fn.ptr_to_int(self.touch), 0), fn.cmp("ne", fetches, 0)
         self.packed = fn.alloca(PACKING_FIELDS, I64) if self.packing is not None else None
         self.column_sums = fn.alloca(self.columns, I32) if spec.flips(elem) else None  # of a chunk of a panel
         self.chunks = fn.max(fn.divu(fn.add(self.steps, fn.sub(self.kc, 1)), self.kc), 1)
@@ -284,6 +285,7 @@ class _Kernel:
             elem=self.elem,
             spec=self.spec,
             narrow=self.narrow,
+            rows=self.rows,
             fn=fn,
             table=fn.address_of(self.table),
             wide=either(self.table, 0),
@@ -294,6 +296,7 @@ class _Kernel:
             last=last,
             accumulate=accumulate,
             touches=touches,
+            fetches=self.fetches,
             result=self.result if chunk is None else None,
             m=self.m,
             n=self.n,

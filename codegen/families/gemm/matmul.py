@@ -26,7 +26,7 @@ from dhlo.codegen.families.gemm.plan_cost import call_cycles
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, in_one_set, unit
 from dhlo.codegen.families.gemm.stream import column_splits, launch_stream, streams
 from dhlo.codegen.families.gemm.tiles import TileProduct
-from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.target import LINE_BYTES
 
@@ -198,7 +198,7 @@ class Matmul:
         def launch(*, rows: bool) -> list[V]:
             blocks, each, count, grain, scratch = part_items(host, elem, spec, source, x.m, steps, panels, parts, rows=rows)
             cuts = [blocks, each, fn.i64(1), fn.i64(spec.tile_elements(elem)), *map(host.machine, AHEAD)]
-            args = [x.a, *x.a_strides[2:], zero, zero, *b, x.m, x.n, x.k, parts, *cuts, null, null, null, memory]
+            args = [x.a, *x.a_strides[2:], zero, zero, *b, x.m, x.n, x.k, parts, *cuts, zero, null, null, null, memory]
             host.launch(self.kernel(rows=rows, source=source, parts=True), args, count, grain, scratch)
             return []
 
@@ -317,7 +317,8 @@ class Matmul:
         cuts = [plan.blocks, plan.kc, plan.nc, plan.tiles, *map(host.machine, AHEAD)]
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1)]
         result = fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result
-        args = [x.a, row, column, batch0, batch1, *b, *sizes, *cuts, result, x.epilogue, touch, x.epilogue_args]
+        fetches = fn.cast(self._leaves_caches(host, x), I64, signed=False)
+        args = [x.a, row, column, batch0, batch1, *b, *sizes, *cuts, fetches, result, x.epilogue, touch, x.epilogue_args]
 
         def launch(*, rows: bool) -> list[V]:
             scratch = plan.scratch_bytes(rows=rows, copied=not source.in_place)
@@ -369,10 +370,15 @@ class Matmul:
         null = fn.int_to_ptr(fn.i64(0))
         if x.touch is None:
             return null
+        needed = fn.or_(fn.cmp("ge", x.k, _TOUCH_DEPTH), self._leaves_caches(host, x))
+        return fn.select(needed, x.touch, null)
+
+    def _leaves_caches(self, host: HostContext, x: Operands) -> V:
+        """Whether the result is larger than the second-level cache."""
+        fn = host.fn
         with fn.wrapping():
             nbytes = fn.mul(fn.mul(fn.mul(x.m, x.n), fn.mul(*x.batch)), BITS[self.elem] // 8)
-        needless = fn.and_(fn.cmp("lt", x.k, _TOUCH_DEPTH), fn.cmp("le", nbytes, host.l2_bytes))
-        return fn.select(needless, null, x.touch)
+        return fn.cmp("gt", nbytes, host.l2_bytes)
 
     def _reads_in_place(self, host: HostContext, x: Operands) -> V:
         """Whether A is read where it lies, or f16 in rows of f32 that are copied from there: k contiguous, and a row panel's lines

@@ -15,6 +15,7 @@ from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelMo
 from dhlo.codegen.target import LINE_BYTES
 
 __all__ = [
+    "LEAST_FETCHING",
     "SHARING_PANELS",
     "emit_microkernel",
     "emit_microkernel_table",
@@ -39,7 +40,11 @@ _ARGS = (
     *(("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64)),
     *(("ahead", PTR), ("ahead_step", I64), ("ahead_shift", I64)),
 )
-_PLACED_ARGS, _ROUNDED_ARGS = (("ld", I64),), (("to", PTR), ("ld", I64))
+_PLACED_ARGS, _ROUNDED_ARGS = (("ld", I64), ("fetches", I64)), (("to", PTR), ("ld", I64))
+LEAST_FETCHING: Final = 8
+"""Tiles of so many packed rows have room between multiply-adds for what fetches the place where they store their sums."""
+# A row of that is fetched in 2 to the power of so many steps of k at most.
+_MOST_PLACE_SHIFT: Final = 3
 # Tiles of fewer rows don't hide the packing of B.
 _LEAST_PACKING = 4
 SHARING_PANELS: Final = 6
@@ -68,12 +73,13 @@ def emit_microkernel(
     read of B, at ahead + kk * ahead_step bytes: so that the calls that share a panel of B can fetch the next panel between them. If
     that is `shared` it's a line, at ahead + (kk >> ahead_shift) * ahead_step.
     `narrow`: only the first vector of columns is computed, the rest of the tile isn't written. `placed`, a type: the sums may
-    become a part of a larger matrix of such elements. Where that is the tile's own type, a last argument says how many elements
-    its rows are apart; else two say where the part lies and how many its rows are apart, and sums are rounded to it instead of
-    stored to the tile, unless the address is null. `packing`: B's columns are read where they lie and packed on the way; `b` is the
-    address of PACKING_FIELDS numbers (i64): where the tile's columns of the panel are and how many elements apart its rows, where
-    the columns lie and how many elements apart, how many there are; of fewer than the tile has those that miss are packed as zeros,
-    where the target has `mask_registers`, and mustn't be fewer elsewhere. The function is internal and not inlined.
+    become a part of a larger matrix of such elements. Where that is the tile's own type, two arguments say how many elements its
+    rows are apart, and whether LEAST_FETCHING packed rows and more fetch the tile's memory in the first steps of k; else two say
+    where the part lies and how many its rows are apart, and sums are rounded to it instead of stored to the tile, unless the
+    address is null. `packing`: B's columns are read where they lie and packed on the way; `b` is the address of PACKING_FIELDS
+    numbers (i64): where the tile's columns of the panel are and how many elements apart its rows, where the columns lie and how
+    many elements apart, how many there are; of fewer than the tile has those that miss are packed as zeros, where the target has
+    `mask_registers`, and mustn't be fewer elsewhere. The function is internal and not inlined.
     """
     name = f"ukr_{elem}_{mr}{_form(elem, rows, narrow, placed, packing)}{spec.suffix}{'_shared' if shared else '_ahead'}"
     if name in module.functions:
@@ -89,7 +95,10 @@ def emit_microkernel(
     start, fetched = memory.start(accumulate), _Ahead(fn, ahead, ahead_step, [0], shift)
     if not shared:
         fetched = _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step, apart=packing and spec.per_panel == 1)
-    products = _Products(fn, elem, spec, mr, vectors, left, right, fetched)
+    place = None
+    if placed == elem == accumulator(elem) and mr >= LEAST_FETCHING and not rows:  # whose addresses leave no register
+        place = _PlaceAhead.of(fn, elem, mr, vectors * spec.lanes(elem), k, tile, *where)
+    products = _Products(fn, elem, spec, mr, vectors, left, right, fetched, place)
     if spec.matrices and (mr > 1 or spec.by_dots.flips(elem)):  # one row alone lies as dot products want it
         sums = emit_matrix_sums(fn, spec, mr, vectors, a, b, k, start, fetched.units)
     elif spec.flips(elem):
@@ -178,7 +187,7 @@ def _tile_memory(
     if placed is None:
         return TileMemory(fn, elem, mr, vectors, lanes, tile, ld)
     if placed == accumulator(elem):
-        return TileMemory(fn, elem, mr, vectors, lanes, tile, *where)
+        return TileMemory(fn, elem, mr, vectors, lanes, tile, where[0])
     return RoundedTile(fn, elem, mr, vectors, lanes, tile, ld, placed, *where)
 
 
@@ -213,6 +222,35 @@ class _Ahead:
 
 
 @dataclass(frozen=True)
+class _PlaceAhead:
+    """The memory of a tile, which the first `steps` steps of k fetch, 2^shift of them each row."""
+
+    fn: Fn
+    tile: V
+    row_bytes: V
+    width_bytes: int
+    shift: V
+    steps: V
+
+    @classmethod
+    def of(cls, fn: Fn, elem: str, mr: int, columns: int, k: V, tile: V, ld: V, fetches: V) -> _PlaceAhead:
+        """`mr` rows of so many `columns`, `ld` elements apart, of a tile of `k` steps; none unless it `fetches`."""
+        nbytes, shift = BITS[elem] // 8, fn.i64(0)
+        for x in range(1, _MOST_PLACE_SHIFT + 1):
+            shift = fn.select(fn.cmp("ge", k, mr << x), x, shift)
+        steps = fn.select(fn.cmp("ne", fetches, 0), fn.min(k, fn.shl(fn.i64(mr), shift)), 0)
+        return cls(fn, tile, fn.mul(ld, nbytes), columns * nbytes, shift, steps)
+
+    def unit(self, k: V) -> None:
+        """Fetches what the step `k` is to: the lines that vectors end in, as the tile beside has fetched that in which the first
+        begins. For reading: LLVM moves no load past what might write, and registers are short."""
+        fn = self.fn
+        row = fn.gep(self.tile, fn.mul(fn.shr(k, self.shift), self.row_bytes), I8)
+        for end in range(LINE_BYTES, self.width_bytes + 1, LINE_BYTES):
+            fn.prefetch(fn.gep(row, end - 1, I8))
+
+
+@dataclass(frozen=True)
 class _Place:
     """Unit `k` of both sides: addresses of the parts of B's row, addresses and offsets of the rows of A."""
 
@@ -233,6 +271,7 @@ class _Products:
     left: PackedRows
     right: Panel
     ahead: _Ahead
+    place: _PlaceAhead | None
 
     def sums(self, rows: int, k: V, start: Sequence[V]) -> list[V]:
         """Sums over `k` units by row and vector, begun with `start`: of the tile's rows, and perhaps of one of sign bits."""
@@ -241,19 +280,31 @@ class _Products:
         unroll = sets * max(1, _FMAS_PER_ITERATION // (n * sets * self.spec.products(self.elem)))
         main = fn.mul(fn.divu(k, unroll), unroll)
         zeros = [fn.const(0.0, start[0].type)] * (n * sets - len(start))
-        with fn.loop(0, main, unroll, [*start, *zeros, *left.start()]) as loop:
-            acc, pointers = list(loop.carried[: n * sets]), loop.carried[n * sets :]
-            at = self._place(loop.iv, pointers)
-            for u in range(unroll):
-                self.ahead.unit(loop.iv, u)
-                s = u % sets * n
-                for part, b in enumerate(at.b):
-                    here = after_sums(fn, b, acc[s + n - 1 : s + n]) if part and left.in_place else b
-                    acc[s : s + n] = self._step(rows, at, u, part, here, acc[s : s + n])
-            loop.yield_(*acc, *left.onward(unroll, pointers))
-        total, pointers = loop.results[:n], loop.results[n * sets :]
+        carried = [*start, *zeros, *left.start()]
+
+        def run(first: V | int, end: V, place: _PlaceAhead | None) -> None:
+            with fn.loop(first, end, unroll, carried) as loop:
+                acc, pointers = list(loop.carried[: n * sets]), loop.carried[n * sets :]
+                at = self._place(loop.iv, pointers)
+                if place is not None:
+                    place.unit(loop.iv)
+                for u in range(unroll):
+                    self.ahead.unit(loop.iv, u)
+                    s = u % sets * n
+                    for part, b in enumerate(at.b):
+                        here = after_sums(fn, b, acc[s + n - 1 : s + n]) if part and left.in_place else b
+                        acc[s : s + n] = self._step(rows, at, u, part, here, acc[s : s + n])
+                loop.yield_(*acc, *left.onward(unroll, pointers))
+            carried[:] = loop.results
+
+        if self.place is None or unroll > 1:
+            run(0, main, None)
+        else:
+            run(0, self.place.steps, self.place)
+            run(self.place.steps, main, None)
+        total, pointers = carried[:n], carried[n * sets :]
         for s in range(1, sets):
-            total = [fn.add(x, y) for x, y in zip(total, loop.results[s * n : (s + 1) * n], strict=True)]
+            total = [fn.add(x, y) for x, y in zip(total, carried[s * n : (s + 1) * n], strict=True)]
         with fn.loop(main, k, 1, [*total, *pointers]) as tail:
             acc, pointers = list(tail.carried[:n]), tail.carried[n:]
             at = self._place(tail.iv, pointers)

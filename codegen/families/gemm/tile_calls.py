@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+from dhlo.codegen.families.gemm.microkernel import LEAST_FETCHING
 from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.families.gemm.register_tile import TileSpec, accumulator, result_type, unit
-from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, V
+from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I32, I64, PTR, Fn, V
 from dhlo.codegen.target import LINE_BYTES
 
 __all__ = ["TileCalls"]
@@ -21,6 +22,7 @@ class TileCalls:
     elem: str
     spec: TileSpec
     narrow: bool
+    rows: bool  # of A are read in place
     fn: Fn
     table: V
     wide: V  # the same, or those of wide tiles that share what they fetch
@@ -31,6 +33,7 @@ class TileCalls:
     last: V | None  # whether the tile is finished then
     accumulate: V  # for micro-kernels
     touches: V  # whether the tile's memory is to be prefetched
+    fetches: V  # whether micro-kernels do so where they store it
     result: V | None  # where whole tiles are stored, null for none; None for chunks, whose tiles wait
     m: V
     n: V
@@ -83,13 +86,19 @@ class TileCalls:
             to = fn.select(inside, fn.gep(self.result, cell, result_type(self.elem)), null if rounds else tile)
             at, apart = tile if rounds else to, self.n if rounds else fn.select(inside, self.n, apart)
         place = [self.eargs, tile, fn.i64(ld), *place]
-        with fn.when(self.touches):
+        touches, fetches = self.touches, fn.const(0, I1)
+        if inside is not None and acc == self.elem and not self.rows:
+            fetches = fn.and_(fn.and_(inside, self.fetches), fn.cmp("ge", place[6], LEAST_FETCHING))
+            touches = fn.and_(touches, fn.not_(fetches))
+        with fn.when(touches):
             fn.call_ptr(self.touch, place)
         if self.adds is not None:
             with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), LINE_BYTES) as line:
                 fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
         # What is packed behind whole units is added to their sums in the tile.
-        placed = [to if rest is None else fn.select(rest[0], null, to), apart] if rounds else [apart]
+        placed = [apart, fn.cast(fetches, I64, signed=False)]
+        if rounds:
+            placed = [to if rest is None else fn.select(rest[0], null, to), apart]
         fn.call_ptr(ukr, [*a, b, self.steps, at, self.accumulate, *fetch, *placed])
         if rest is not None and self.halves is not None:
             with fn.when(rest[0]):

@@ -175,6 +175,12 @@ class _Verifier:
         except ValueError as e:
             self.fail(op, str(e))
 
+    def _is_size(self, op: Any, a: Any) -> bool:
+        try:
+            return is_size(a)
+        except ValueError as e:
+            self.fail(op, str(e))
+
     def _block(self, owner: Any, block: Block, end: str) -> None:
         self._types(owner, block.arguments)
         ops = [op.operation for op in block.operations]
@@ -265,7 +271,7 @@ class _Verifier:
                 self.fail(f, "dhlo.page gives the number of a block's slots")
             if "dhlo.grows" in marks or "dhlo.filled" in marks:
                 d, filled = (marks[n] if n in marks else None for n in ("dhlo.grows", "dhlo.filled"))
-                if not isinstance(d, ir.IntegerAttr) or not 0 < d.value < t.rank or not is_size(filled):
+                if not isinstance(d, ir.IntegerAttr) or not 0 < d.value < t.rank or not self._is_size(f, filled):
                     self.fail(f, "dhlo.grows gives the number of a dim, and dhlo.filled how much of it is filled")
 
 

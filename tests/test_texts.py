@@ -209,6 +209,18 @@ def test_what_is_said_of_pools_is_checked(said: str, instead: str) -> None:
             read_module(text.replace(said, instead), "f.mlir")
 
 
+@pytest.mark.parametrize("filled", ["s0 +", "'at' dim 0 must be 2", "n < 2", "3"])
+def test_how_much_is_filled_is_a_size(filled: str) -> None:
+    grows = f'tensor<2x?xf32, #dhlo.shape<["2", "n"]>> {{dhlo.filled = "{filled}", dhlo.grows = 1 : i64}}'
+    text = f"func.func @main(%x: {N}, %c: {grows}) {{ return }}"
+    with context():
+        if filled == "3":
+            read_module(text, "f.mlir")
+            return
+        with pytest.raises(CompileError, match=r"f\.mlir:1:.*(not a size expression|how much of it is filled)"):
+            read_module(text, "f.mlir")
+
+
 def test_a_long_chain_is_no_trouble() -> None:
     """Rules that follow what makes a value don't run out of stack, and visit what is shared once."""
     chain = ['%v0 = "dhlo.full"() {value = "1.0"} : () -> tensor<4xf32>']

@@ -120,7 +120,10 @@ int exec(PyObject* module) {
     return -1;
   }
   const bool ok = add_model_type(module) && add_session_type(module) && add_buffer_type(module) &&
-                  add_communicator_type(module) && add_engine_type(module) &&
+                  add_communicator_type(module) &&
+#ifdef DHLO_PYTHON_ENGINE
+                  add_engine_type(module) &&
+#endif
                   PyModule_AddIntConstant(module, "ABI_VERSION", static_cast<long>(dhlo_runtime_abi_version())) == 0;
   if (!ok) return -1;
   const uint32_t version = dhlo_runtime_version();
@@ -137,7 +140,9 @@ PyModuleDef* definition() {
        "Fills memory from an open file and returns the digest of what it read."},
       {"cpu_supports", cpu_supports, METH_VARARGS, "Whether this machine has a processor feature, by LLVM's name."},
       {"machine_facts", machine_facts, METH_NOARGS, "What the machine is like, by name: found now if it hasn't been."},
+#ifdef DHLO_PYTHON_ENGINE
       {"follow", follow, METH_VARARGS, "Runs the steps of another process's engine; see dhlo.serve.shards."},
+#endif
       {"choose_level", choose, METH_VARARGS,
        "The number of the level, of a file's text of features, that this machine takes."},
       {nullptr, nullptr, 0, nullptr},

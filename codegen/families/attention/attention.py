@@ -19,7 +19,7 @@ from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, F64, I32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["Attention", "Strides", "scale_bits"]
+__all__ = ["Attention", "Strides", "grain_by_cycles", "scale_bits"]
 
 # (batch, head, row) strides in elements; columns are contiguous
 Strides = Sequence[V]
@@ -145,7 +145,11 @@ class Attention:
             args = [*head, splits, first, *scales, *sinks, *extra_args]
             per_item = f.divu(f.mul(cost, f.add(rows, 2)), splits)
             host.launch(
-                f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(host, per_item), decode_scratch_bytes(self.spec)
+                f"{self.symbol}_decode",
+                args,
+                f.mul(heads, splits),
+                grain_by_cycles(host, per_item),
+                decode_scratch_bytes(self.spec),
             )
             with f.when(f.cmp("gt", splits, 1)):
                 parts_cost = f.mul(f.add(splits, 1), self.spec.v_pad)  # operations on elements: each part once, and the result
@@ -157,7 +161,7 @@ class Attention:
                 f"{self.symbol}_prefill",
                 [*head, blocks, first, *scales, *sinks, *extra_args],
                 f.mul(heads, blocks),
-                _grain(host, f.mul(cost, self.spec.rows)),
+                grain_by_cycles(host, f.mul(cost, self.spec.rows)),
                 prefill_scratch_bytes(self.spec),
             )
 
@@ -172,8 +176,8 @@ class Attention:
         return f.select(uneven, f.max(f.min(wanted, most), 1), f.const(1, I64))
 
 
-def _grain(host: HostContext, cycles: V) -> V:
-    """Items that are worth waking a thread for."""
+def grain_by_cycles(host: HostContext, cycles: V) -> V:
+    """Items that are worth waking a thread for, of so many multiply-adds of whole vectors each."""
     f = host.fn
     return f.add(f.divu(wake_cycles(host), f.add(cycles, 1)), 1)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dhlo.codegen.families.attention.attention import Strides, scale_bits
+from dhlo.codegen.families.attention.attention import Strides, grain_by_cycles, scale_bits
 from dhlo.codegen.families.attention.cascade import Batch, Count, begun_at, count, count_at, find_runs, number, parts_of_runs
 from dhlo.codegen.families.attention.common import Args, MaskEmitter, Paging, Rows, Span, Spec, first_key
 from dhlo.codegen.families.attention.decode import KEYS, combine_row, combine_scratch_bytes, partial_floats
@@ -180,7 +180,7 @@ class PagedKernel:
         host.require(self._check(host, batch), check, zero, zero)
         blocks, tokens, most = find_runs(host, spec, batch, group)
         begun_parts = parts_of_runs(host, batch, kv_heads, group, blocks, tokens, most)
-        keys, longest = self._keys(host, batch)
+        keys, longest, products = self._keys(host, batch, group)
         units, parts = self._count(host, batch, group, self._keys_of_part(host, batch, kv_heads, keys, longest))
         args = [q, k, v, o, batch.partial, *q_strides, *k_strides, *v_strides, *o_strides, kv_heads, group, batch.tokens, zero]
         args += [scale_bits(f, scale), steps_ahead(host, "ahead_few"), zero, zero]
@@ -191,10 +191,10 @@ class PagedKernel:
         with f.when(f.cmp("gt", blocks, 0)):
             cycles = f.divu(f.mul(most, spec.rows * width), begun_parts)
             items = f.mul(f.mul(blocks, kv_heads), begun_parts)
-            host.launch(f"{self.symbol}_runs", args, items, grain_of(host, cycles), prefill_scratch_bytes(spec))
-        usual = f.divu(keys, f.max(batch.sequences, 1))
-        cycles = f.add(f.divu(f.mul(usual, (self.head_dim + self.value_dim) * 2), spec.lanes), 1)
-        host.launch(self.symbol, args, f.mul(units, kv_heads), grain_of(host, cycles), prefill_scratch_bytes(spec))
+            host.launch(f"{self.symbol}_runs", args, items, grain_by_cycles(host, cycles), prefill_scratch_bytes(spec))
+        with f.wrapping():
+            cycles = f.divu(f.mul(products, width), f.max(units, 1))
+        host.launch(self.symbol, args, f.mul(units, kv_heads), grain_by_cycles(host, cycles), prefill_scratch_bytes(spec))
         with f.when(f.cmp("gt", parts, 0)):
             work = f.add(f.divu(f.mul(parts, spec.v_pad), f.max(batch.sequences, 1)), 1)
             items = f.mul(batch.sequences, kv_heads)
@@ -217,15 +217,19 @@ class PagedKernel:
         all_ = f.cmp("eq", last, host.unless_planning(lambda: batch.tokens, f.i64(0)))
         return f.and_(f.cmp("ne", good, 0), all_)
 
-    def _keys(self, host: GroupHost, batch: Batch) -> tuple[V, V]:
-        """The keys that tokens of all sequences see but for those that runs have in common, and those of the longest."""
+    def _keys(self, host: GroupHost, batch: Batch, group: V) -> tuple[V, V, V]:
+        """The keys that tokens of all sequences see but for those that runs have in common, those of the longest, and the sum of
+        keys times rows of a kv head, with two more rows for what reading keys and values takes."""
         f = host.fn
-        with f.loop(0, batch.sequences, 1, [f.i64(0), f.i64(0), number(host, batch.starts, 0)]) as lp:
-            keys, longest, start = lp.carried
+        with f.loop(0, batch.sequences, 1, [*[f.i64(0)] * 3, number(host, batch.starts, 0)]) as lp:
+            keys, longest, products, start = lp.carried
             end = number(host, batch.starts, f.add(lp.iv, 1))
-            seen = self._seen(host, batch, lp.iv, f.sub(end, start))
-            lp.yield_(f.add(keys, seen), f.max(longest, seen), end)
-        return lp.results[0], lp.results[1]
+            queries = f.sub(end, start)
+            seen = self._seen(host, batch, lp.iv, queries)
+            with f.wrapping():
+                products = f.add(products, f.mul(seen, f.add(f.mul(group, queries), 2)))
+            lp.yield_(f.add(keys, seen), f.max(longest, seen), products, end)
+        return lp.results[0], lp.results[1], lp.results[2]
 
     def _seen(self, host: GroupHost, batch: Batch, b: V, queries: V) -> V:
         """How many keys of a sequence its tokens see by themselves, at most."""

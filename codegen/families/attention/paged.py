@@ -23,6 +23,7 @@ _MOST_HALVINGS = 32
 _MOST_PARTS = 64  # of all sequences and heads, of split keys; bounds the memory of partial results
 _PARTS_OF_THREAD = 8  # what a thread's share of keys is split into, at most
 _LEAST_KEYS = 256  # of a part
+_MOST_CYCLES = (1 << 62) - 1  # of an item, whatever has wrapped
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class PagedKernel:
             items = f.mul(f.mul(blocks, kv_heads), begun_parts)
             host.launch(f"{self.symbol}_runs", args, items, grain_by_cycles(host, cycles), prefill_scratch_bytes(spec))
         with f.wrapping():
-            cycles = f.divu(f.mul(products, width), f.max(units, 1))
+            cycles = f.and_(f.divu(f.mul(products, width), f.max(units, 1)), _MOST_CYCLES)
         host.launch(self.symbol, args, f.mul(units, kv_heads), grain_by_cycles(host, cycles), prefill_scratch_bytes(spec))
         with f.when(f.cmp("gt", parts, 0)):
             work = f.add(f.divu(f.mul(parts, spec.v_pad), f.max(batch.sequences, 1)), 1)

@@ -48,9 +48,8 @@ def emit_blocked_kernel(
     k, size of batch 1, row blocks, units of k in a chunk, panels in a group, elements of all tiles in scratch, the facts AHEAD,
     whether micro-kernels fetch what they store (instead of touch), a result, epilogue, touch, and the argument of both. The result
     is null, or the address of a dense matrix of `result_type(elem)`: the micro-kernel itself stores whole tiles there, which have
-    no epilogue then. Of the kernel of `parts` of
-    k, which take the place of batches, the size of batch 1 is their number, and the last argument the memory for their sums; it
-    calls neither epilogue nor touch.
+    no epilogue then. Of the kernel of `parts` of k, which take the place of batches, the size of batch 1 is their number, and the
+    last argument the memory for their sums; it calls neither epilogue nor touch.
     """
     _Kernel(module, name, elem, spec, source, rows, narrow, parts).emit()
 

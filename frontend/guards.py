@@ -14,7 +14,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions as tsf
 
-from dhlo.errors import InternalError
+from dhlo.errors import CompileError
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
 from dhlo.ir.symbols import as_expr
 
@@ -198,7 +198,10 @@ def dim_names(names: list[str], values: list[Any]) -> dict[Any, str]:
 
 
 def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[Any]:
-    """The relation of every guard over sizes of the inputs; those on strides say nothing to us and are left out."""
+    """The relation of every guard over sizes of the inputs; those on strides say nothing to us and are left out.
+
+    Raises CompileError for one that is about anything else, as a damaged program's may be.
+    """
     reader, out = _Reader(_sources(names, values)), []
     for code in dict.fromkeys(ep._guards_code):
         if ".stride()" in code or ".storage_offset()" in code:
@@ -206,7 +209,10 @@ def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[Any]:
         try:
             out.append(_without_multiples(reader.parse(code)))
         except (KeyError, SyntaxError, ValueError) as e:
-            raise InternalError(f"can't read the guard {code!r}: {e}") from None
+            raise CompileError(
+                f"can't read the program's guard {code!r}: {e} is neither an input nor an expression of sizes; export the program "
+                "again, in case its file is damaged, and please report it if that doesn't help"
+            ) from None
     return out
 
 

@@ -12,6 +12,7 @@ import sympy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.export import Dim, export
 from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions as tsf
 
@@ -20,7 +21,7 @@ from dhlo.commands.points import chosen_points, parse_range
 from dhlo.commands.run import check_memory, read_tensor
 from dhlo.commands.shapes import complete_shapes, parse_shape
 from dhlo.errors import CompileError, ContractError, ModelFileError
-from dhlo.frontend.guards import _Reader
+from dhlo.frontend.guards import _Reader, read_guards
 from dhlo.ir.context import context
 from dhlo.ir.symbols import parse, show, symbol
 from dhlo.passes.fold_weights import fold_weights
@@ -316,6 +317,19 @@ def test_guards_call_nothing_but_expressions() -> None:
     for code in ("preview(3)", "sympify('3')", "make_opaque_unary_fn('x')", "lambdify(3, 3)", "__import__('os')", "os.getpid()"):
         with pytest.raises((KeyError, ValueError)):
             _Reader({}).parse(code)
+
+
+def test_guards_of_no_input_are_refused() -> None:
+    exported = export(torch.nn.ReLU(), (torch.randn(3, 4),), dynamic_shapes=({0: Dim("n", min=2)},))
+    x = exported.graph_signature.user_inputs[0]
+    value = next(n.meta["val"] for n in exported.graph.nodes if n.name == x)
+    (size,) = (s for s in value.shape if not isinstance(s, int))
+    for code in ("L['gone'].size()[0] == 3", "L['input'].size()[0] + os.getpid() == 3", "L['input'].size()[0] =="):
+        exported._guards_code = [code]
+        with pytest.raises(CompileError, match="can't read the program's guard"):
+            read_guards(exported, ["input"], [value])
+    exported._guards_code = ["L['input'].size()[0] != 7"]
+    assert list(map(str, read_guards(exported, ["input"], [value]))) == [f"Ne({size}, 7)"]
 
 
 @pytest.mark.parametrize("change", [

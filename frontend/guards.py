@@ -210,8 +210,8 @@ def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[Any]:
             out.append(_without_multiples(reader.parse(code)))
         except (KeyError, SyntaxError, ValueError) as e:
             raise CompileError(
-                f"can't read the program's guard {code!r}: {e} is neither an input nor an expression of sizes; export the program "
-                "again, in case its file is damaged, and please report it if that doesn't help"
+                f"can't read the program's guard {code!r} ({e}), which should be about sizes of its inputs; export it again, "
+                "in case the file is damaged, and please report it if that doesn't help"
             ) from None
     return out
 

@@ -14,6 +14,7 @@ __all__ = [
     "copy_cycles",
     "cycles_from_l3",
     "cycles_from_memory",
+    "grain_by_cycles",
     "grain_of",
     "l3_is_slow",
     "passes_caches",
@@ -58,6 +59,12 @@ def product_wake_cycles(host: HostContext) -> V:
     """`wake_cycles` of products of matrices: their items hold more arithmetic than data, which has to change caches for another
     thread."""
     return wake_cycles(host, PRODUCT_WAKE_SHARE)
+
+
+def grain_by_cycles(host: HostContext, cycles: V) -> V:
+    """Items that pay for another thread, of so many multiply-adds of whole vectors each: another unit than `grain_of` has."""
+    fn = host.fn
+    return fn.add(fn.divu(wake_cycles(host), fn.add(cycles, 1)), 1)
 
 
 def grain_of(host: HostContext, work: V | int) -> V:

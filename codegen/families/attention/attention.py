@@ -14,12 +14,12 @@ from dhlo.codegen.families.attention.decode import (
     partial_floats,
 )
 from dhlo.codegen.families.attention.prefill import emit_prefill, prefill_scratch_bytes
-from dhlo.codegen.families.box import grain_of, steps_ahead, wake_cycles
+from dhlo.codegen.families.box import grain_by_cycles, grain_of, steps_ahead
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, F64, I32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["Attention", "Strides", "grain_by_cycles", "scale_bits"]
+__all__ = ["Attention", "Strides", "scale_bits"]
 
 # (batch, head, row) strides in elements; columns are contiguous
 Strides = Sequence[V]
@@ -174,12 +174,6 @@ class Attention:
         wanted = f.select(f.cmp("lt", threads, 8), threads, f.const(8, I64))
         most = f.min(f.divu(f.const(_SPLIT_ITEMS, I64), heads), f.divu(skv, _SPLIT_KEYS))
         return f.select(uneven, f.max(f.min(wanted, most), 1), f.const(1, I64))
-
-
-def grain_by_cycles(host: HostContext, cycles: V) -> V:
-    """Items that are worth waking a thread for, of so many multiply-adds of whole vectors each."""
-    f = host.fn
-    return f.add(f.divu(wake_cycles(host), f.add(cycles, 1)), 1)
 
 
 def scale_bits(f: Fn, scale: float | V) -> V:

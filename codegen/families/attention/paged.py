@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dhlo.codegen.families.attention.attention import Strides, grain_by_cycles, scale_bits
+from dhlo.codegen.families.attention.attention import Strides, scale_bits
 from dhlo.codegen.families.attention.cascade import Batch, Count, begun_at, count, count_at, find_runs, number, parts_of_runs
 from dhlo.codegen.families.attention.common import Args, MaskEmitter, Paging, Rows, Span, Spec, first_key
 from dhlo.codegen.families.attention.decode import KEYS, combine_row, combine_scratch_bytes, partial_floats
 from dhlo.codegen.families.attention.prefill import BlockOfRows, Part, emit_parts, prefill_scratch_bytes
-from dhlo.codegen.families.box import grain_of, steps_ahead
+from dhlo.codegen.families.box import grain_by_cycles, grain_of, steps_ahead
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.families.lowering import GroupHost
 from dhlo.codegen.kernel_ir.builder import F32, I64, Fn, KernelModule, V

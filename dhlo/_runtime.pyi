@@ -252,6 +252,7 @@ class Engine:
         model_digest: ReadableBuffer,
         draft_model: Model | None,
         draft_tokens: int,
+        draft_branches: int,
         draft_cache_bytes: int,
         draft_max_positions: int,
         cache_store: object,

@@ -311,9 +311,16 @@ ATTENTION = [
 
 
 def paged(
-    dtype: str, heads: tuple[int, int], depth: tuple[int, int], mask: str | None = None, sinks: bool = False, **given: Any
+    dtype: str,
+    heads: tuple[int, int],
+    depth: tuple[int, int],
+    mask: str | None = None,
+    sinks: bool = False,
+    hides: bool = False,
+    **given: Any,
 ) -> Part:
-    """Sequences of n tokens, of one, and of m, each behind up to 70 keys; blocks of 16 slots lie as tables are drawn."""
+    """Sequences of n tokens, of one, and of m, each behind up to 70 keys; blocks of 16 slots lie as tables are drawn. `hides`: any
+    of the 32 keys before a token's own are hidden from it."""
     slots, tokens, columns = 384, "n + m + 1", "n + m + 5"
     attrs = {"block": 16, "window": 0, "scale": 0.25, "softcap": 0.0, "causal": True, **given}
     args: list[Any] = [
@@ -329,6 +336,8 @@ def paged(
         args.append((shape, mostly_true if mask == "i1" else within(-2, 2)))
     if sinks:
         args.append((t("f32", heads[0]), within(-3, 3)))
+    if hides:
+        args.append((t("i32", tokens), lambda d, shape, g: torch.randint(-(1 << 31), 1 << 31, shape, generator=g).to(d.torch)))
 
     def body(q: Any, k: Any, v: Any, tables: Any, past: Any, _: Any, *more: Any) -> list[Any]:
         def numbers(*values: str) -> Any:
@@ -344,7 +353,7 @@ def paged(
         body,
         tol={"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2},
         atol={"f32": 1e-5, "f16": 4e-3, "bf16": 4e-2}[dtype],
-        label=f"paged attention {dtype} {heads} {depth} mask {mask} {sinks} {given}",
+        label=f"paged attention {dtype} {heads} {depth} mask {mask} {sinks} {hides} {given}",
     )
 
 
@@ -356,6 +365,8 @@ PAGED_ATTENTION = [
     paged("bf16", (4, 4), (16, 16), mask="bf16", window=20),
     paged("f32", (4, 2), (16, 24), sinks=True, window=20),
     paged("f32", (4, 1), (16, 16), sinks=True, mask="i1", softcap=0.1),
+    *(paged(d, (4, 2), (16, 24), hides=True) for d in ("f32", "bf16")),
+    paged("f32", (6, 1), (16, 16), window=37, hides=True, sinks=True),
 ]
 
 

@@ -57,6 +57,7 @@ class Pools:
             "cells": torch.tensor([self.cells[s] for s, _ in tokens], dtype=torch.int32),
             "starts": torch.tensor(starts, dtype=torch.int32),
             "lengths": torch.tensor(lengths, dtype=torch.int32),
+            "hidden": torch.zeros(len(ids), dtype=torch.int32),
             **self.pools,
         }
 

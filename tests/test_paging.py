@@ -40,7 +40,7 @@ SMALL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-WINDOWS = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+WINDOWS = {"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"]}
 LATENTS = {"q_lora_rank": 12, "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16}
 EXPERTS = {
     "moe_intermediate_size": 16,
@@ -106,6 +106,35 @@ def test_sequences_of_all_lengths_in_one_step(windowed: tuple[Any, CompiledModel
     check(*windowed, seed)
 
 
+def check_trees(model: Any, compiled: CompiledModel, seed: int, tolerance: float = 1e-4) -> None:
+    """Tokens of a step are a tree, behind texts of several lengths; each has the logits that its way from the root gives."""
+    rng, pools = random.Random(seed), Pools(compiled, 40, seed)
+    texts = sequences(3, 70, 16, 33, 101)
+    for k, text in enumerate(texts):
+        pools.step([(k, text)])
+    sizes = [1, 32, 7, 33, 20]  # one of a chain
+    drafts = sequences(*sizes)
+    ways: list[list[list[int]]] = []
+    for n in sizes:
+        own = [[0]]
+        for i in range(1, n):
+            own.append([*own[i - 1 if n == 33 else rng.randrange(i)], i])
+        ways.append(own)
+    place = [len(text) + len(way) - 1 for text, own in zip(texts, ways, strict=True) for way in own]
+    hidden = [sum(1 << (32 - i + j) for j in range(i) if j not in way) for own in ways for i, way in enumerate(own)]
+    signed = torch.tensor([x - (x >> 31 << 32) for x in hidden], dtype=torch.int32)
+    positions = torch.tensor(place)
+    got = pools.step([*enumerate(drafts)], positions=positions, position_ids=positions[None], hidden=signed)
+    paths = [torch.cat([text, new[way]]) for text, new, own in zip(texts, drafts, ways, strict=True) for way in own]
+    want = torch.stack([y[-1] for y in of_eager(model, paths)])
+    torch.testing.assert_close(torch.cat(got), want, rtol=tolerance, atol=tolerance / 5)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_tokens_that_are_a_tree(windowed: tuple[Any, CompiledModel], seed: int) -> None:
+    check_trees(*windowed, seed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"gemma3"}))
 def test_decoders(name: str) -> None:
@@ -113,6 +142,8 @@ def test_decoders(name: str) -> None:
     compiled = compiled_of(model)
     for seed in range(2):
         check(model, compiled, seed, UNLIKE.get(name, 1e-4))
+    if json.loads(compiled.metadata)["paging"]["hidden"] is not None:
+        check_trees(model, compiled, 0, UNLIKE.get(name, 1e-4))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +301,7 @@ def test_a_decoder_without_a_library() -> None:
     x, pool = torch.randn(1, 2, 3, 16), torch.zeros(2, 32, 16)
     i32 = {"dtype": torch.int32}
     tables, starts, lengths = torch.tensor([[1]], **i32), torch.tensor([0, 3], **i32), torch.tensor([3], **i32)
-    got = compiled(x, pool, torch.arange(3), torch.arange(16, 19), tables, starts, lengths)
+    got = compiled(x, pool, torch.arange(3), torch.arange(16, 19), tables, starts, lengths, torch.zeros(3, **i32))
     want = torch.nn.functional.scaled_dot_product_attention(2 * x, 2 * x, 2 * x, is_causal=True)
     torch.testing.assert_close(got[0] if isinstance(got, (list, tuple)) else got, want, rtol=1e-5, atol=1e-6)
     assert torch.equal(pool[:, 16:19], 2 * x[0]) and not pool[:, :16].any()
@@ -306,7 +337,14 @@ def test_keys_split_among_threads(lengths: list[int], plain_decoder: Path) -> No
     at = [(b, i) for b, (n, t) in enumerate(zip(lengths, tokens, strict=True)) for i in range(n - t, n)]
     slots = torch.tensor([int(tables[b, i // 16]) * 16 + i % 16 for b, i in at])
     starts = torch.tensor([0, *tokens]).cumsum(0).int()
-    given = torch.tensor([i for _, i in at]), slots, tables, starts, torch.tensor(lengths, dtype=torch.int32)
+    given = (
+        torch.tensor([i for _, i in at]),
+        slots,
+        tables,
+        starts,
+        torch.tensor(lengths, dtype=torch.int32),
+        torch.zeros(sum(tokens), dtype=torch.int32),
+    )
     got = [dhlo.load(plain_decoder, num_threads=n)(x, pool.clone(), *given) for n in (1, 3, 16)]
     pool[:, slots] = x[0]
     for b, (n, t) in enumerate(zip(lengths, tokens, strict=True)):

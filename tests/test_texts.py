@@ -199,7 +199,7 @@ def test_functions_are_of_one_block_and_of_tensors() -> None:
     ("said", "instead"),
     [("pool 0", "pool 1"), ("pool 0", "pool -1"), ("pool 0", "pool"),
      ('paged = "starts"', 'paged = "start"'), ("tables 0", "tables x"),
-     ("array<i64: 16, 7>", "array<i64>"), ("array<i64: 16, 7>", "7 : i64"), ("array<i64: 16, 7>", "array<i64: 16, 7, 9>"),
+     ("array<i64: 16, 37>", "array<i64>"), ("array<i64: 16, 37>", "7 : i64"), ("array<i64: 16, 37>", "array<i64: 16, 37, 9>"),
      ('paged = "lengths"', "paged = 7 : i64")],
 )  # fmt: skip
 def test_what_is_said_of_pools_is_checked(said: str, instead: str) -> None:

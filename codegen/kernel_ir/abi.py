@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
-ABI_VERSION: Final = 11
+ABI_VERSION: Final = 12
 ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
 MAX_DIM: Final = (1 << 48) - 1
@@ -122,8 +122,9 @@ PAGING: Final[dict[str, int]] = {
     "cross_lengths": 120,
     "num_cross": 128,
     "cross": 136,
+    "hidden": 144,
 }
-PAGING_BYTES: Final = 144
+PAGING_BYTES: Final = 152
 ADAPTED: Final[dict[str, int]] = {"name": 0, "offset": 8, "inputs": 16, "outputs": 24}
 ADAPTED_BYTES: Final = 32
 ADAPTERS: Final[dict[str, int]] = {"chosen": 0, "weights": 8, "rank": 16, "num_products": 24, "products": 32}

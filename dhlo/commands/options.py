@@ -246,6 +246,10 @@ class Model:
     draft_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens of its drafts at most, 8 by default; fewer where fewer pay.")
     ] = None
+    draft_branches: Annotated[
+        int | None,
+        typer.Option(min=1, max=32, help="So many of its drafts at most follow the same token, 4 by default; 1: no tree of them."),
+    ] = None
     cache_folder: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep keys and values there that memory has no room for, also for later starts."),

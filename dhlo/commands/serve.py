@@ -206,6 +206,7 @@ def _check_alone(model: Model, load: Serving) -> None:
         raise DhloError(f"--evict-by: '{model.evict_by}' is neither recent nor norms")
     for name, given, without, needed in (
         ("--draft-tokens", model.draft_tokens, model.draft_model is None, "--draft-model"),
+        ("--draft-branches", model.draft_branches, model.draft_model is None, "--draft-model"),
         ("--cache-folder-gb", model.cache_folder_gb, model.cache_folder is None, "--cache-folder"),
         ("--swap-gb", load.swap_gb, load.preemption != "swap", "--preemption swap"),
         ("--evict-sinks", model.evict_sinks, model.evict_to is None, "--evict-to"),
@@ -276,6 +277,7 @@ def _working(
             model_digest=served.digest,
             draft_model=None if drafting is None else drafting.step,
             draft_tokens=min(model.draft_tokens or EngineOptions.draft_tokens, load.max_step_tokens),
+            draft_branches=model.draft_branches or EngineOptions.draft_branches,
             draft_max_positions=None if drafting is None else drafting.max_positions,
             cache_store=store,
             preemption="swap" if load.preemption == "swap" else "recompute",

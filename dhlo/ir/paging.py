@@ -49,6 +49,9 @@ class Paging:
     """i32 [B, M]: the blocks of each sequence in these, as many slots each as in the others."""
     cross_lengths: int | None = None
     """i32 [B]: how many keys each has there."""
+    hidden: int | None = None
+    """i32 [T]: which of the 32 keys before its own each token doesn't see, bit by bit (`ops.paged.PagedAttention`), where tokens
+    may be a tree; None: they follow one another."""
 
 
 def mark_paging(
@@ -59,9 +62,9 @@ def mark_paging(
     max_positions: int = 0,
     by_order: bool = False,
 ) -> None:
-    """Says what each argument is: "positions", "starts", "lengths", "cells", "state", "cross", "cross_tables", "cross_lengths", or,
-    of a group, "slots", "tables" and "pool", which is followed by which pools, counted in the order of arguments, have its keys and
-    its scales (-1: none)."""
+    """Says what each argument is: "positions", "starts", "lengths", "hidden", "cells", "state", "cross", "cross_tables",
+    "cross_lengths", or, of a group, "slots", "tables" and "pool", which is followed by which pools, counted in the order of
+    arguments, have its keys and its scales (-1: none)."""
     for k, role in roles.items():
         text = role if isinstance(role, str) else " ".join(map(str, role))
         mark_argument(block, k, {_ROLE: ir.StringAttr.get(text)}, without="dhlo.page")
@@ -106,6 +109,7 @@ def paging_of(block: Any) -> Paging | None:
         tuple(k for k, role in sorted(roles.items()) if role == ("cross",)),
         found.get(("cross_tables",)),
         found.get(("cross_lengths",)),
+        found.get(("hidden",)),
     )
 
 

@@ -43,7 +43,7 @@ from dhlo.ir.ops.compute import Attention, extra
 from dhlo.ir.ops.control import Assert
 from dhlo.ir.ops.lookup import Scatter
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Slice, Transpose
-from dhlo.ir.ops.paged import PagedAttention
+from dhlo.ir.ops.paged import HIDDEN_KEYS, PagedAttention
 from dhlo.ir.paging import mark_paging, paging_of
 from dhlo.ir.places import place_of
 from dhlo.ir.symbols import is_static, parse, show, symbol
@@ -156,6 +156,8 @@ class _Paging:
             self.sequences = from_mlir(block.arguments[self.states.lengths]).shape[0]
         self.context = self.blocks * self.page
         self.pairs = list[tuple[_Pool, _Pool]]()  # of keys and values that attention reads together
+        self.hidden: Any = None
+        """i32 [T]: which keys before its own each token doesn't see; None where tokens of a sequence follow one another."""
 
     def run(self, masks: Iterable[Any]) -> None:
         """Rewrites all; `masks` are what `drop_masks` gave."""
@@ -174,6 +176,7 @@ class _Paging:
             if isinstance(op, Attention) and op.operands[1] in pools:
                 self._attend(op, pools, inputs)
         self._attend_sources(inputs)
+        self._let_tokens_branch()
         for c in self.caches:
             _check_unread(c.whole, c.name)
         self._return(pools, masks, inputs)
@@ -342,6 +345,27 @@ class _Paging:
             op.results[0].replace_all_uses_with(y)
             op.operation.erase()
 
+    def _attends(self) -> list[PagedAttention]:
+        """Attention over the pools that a call writes to."""
+        return [op for op in self.block.operations if isinstance(op, PagedAttention) and op.operands[1] not in self.cross]
+
+    def _let_tokens_branch(self) -> None:
+        """Tokens of a sequence may be a tree, where nothing but attention tells what a token sees of those before it. Windows reach
+        behind a tree's root: those on a token's way to it are all seen."""
+        attends = self._attends()
+
+        def branches(op: PagedAttention) -> bool:
+            return extra(op, 4) is None and attr(op, "causal") and (attr(op, "window") == 0 or attr(op, "window") > HIDDEN_KEYS)
+
+        if self.states is not None or not all(map(branches, attends)):
+            return
+        self.hidden = self._add("hidden", "i32", [self.tokens.row])
+        for op in attends:
+            attrs = {name: attr(op, name) for name in ("block", "window", "scale", "softcap", "causal")}
+            with ir.InsertionPoint(op.operation), op.location:
+                op.results[0].replace_all_uses_with(build(PagedAttention, [*op.operands, self.hidden], attrs).results[0])
+            op.operation.erase()
+
     def _masked(self, mask: Any, positions: Any) -> tuple[Seen, Any]:
         """What a mask, if there is one, says by comparing positions, and what of it is left to say, None if that is nothing. Each
         token sees itself, so that what hides keys may be left out of what is added to scores."""
@@ -356,10 +380,10 @@ class _Paging:
     # ------------------------------------------------------------------ the function
     def _say(self, inputs: _Inputs, pools: dict[Any, _Pool]) -> None:
         """Marks what each argument is, for whoever feeds it."""
-        attends = [op for op in self.block.operations if isinstance(op, PagedAttention) and op.operands[1] not in self.cross]
+        attends = self._attends()
         windows = [attr(op, "window") for op in attends if attr(op, "causal")]
         all_see = len(windows) < len(attends) or 0 in windows
-        plain = all(from_mlir(v).rank == 1 for op in attends for v in list(op.operands)[PagedAttention.least :])  # no masks
+        plain = all(extra(op, 4) is None for op in attends)
         of_keys, of_scales = self._partners(pools)
         roles: dict[Any, str | tuple[str | int, ...]] = {
             inputs.positions: "positions",
@@ -370,6 +394,8 @@ class _Paging:
             **{a: ("pool", 0, of_keys.get(a, -1), of_scales.get(a, -1)) for pool in pools.values() for a in pool.arguments},
             **dict.fromkeys(self.cross, "cross"),
         }
+        if self.hidden is not None:
+            roles[self.hidden] = "hidden"
         if self.cross:
             roles |= {inputs.cross_tables: "cross_tables", inputs.cross_lengths: "cross_lengths"}
         numbered = {v.arg_number: role for v, role in roles.items()}

@@ -301,6 +301,7 @@ class Engine:
                 _digest(model, options),
                 None if options.draft_model is None else _native(options.draft_model, "draft_model is a compiled model or None"),
                 options.draft_tokens,
+                options.draft_branches,
                 _size(options.draft_cache_bytes, "draft_cache_bytes"),
                 _size(options.draft_max_positions, "draft_max_positions"),
                 None if store is None else WatchedStore(store),

@@ -189,6 +189,9 @@ class EngineOptions:
     with a cache of its own."""
     draft_tokens: int = 8
     """Tokens of its drafts at most; fewer where fewer pay."""
+    draft_branches: int = 4
+    """So many of them at most follow the same token, 1 to 32: where a request takes the most likely tokens, what the draft model
+    holds most likely is drafted, as a tree. 1: each follows another."""
     draft_cache_bytes: int | None = None
     """Memory for its pools; None: as many blocks as the model has."""
     draft_max_positions: int | None = None

@@ -109,6 +109,7 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
                                       "model_digest",
                                       "draft_model",
                                       "draft_tokens",
+                                      "draft_branches",
                                       "draft_cache_bytes",
                                       "draft_max_positions",
                                       "cache_store",
@@ -128,19 +129,19 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   PyObject* encoder = nullptr;
   long long source_positions = 0;
   double peer_timeout = 0;
-  long long draft_tokens = 0, draft_bytes = 0, draft_positions = 0, threads = 0, swap_bytes = 0;
+  long long draft_tokens = 0, draft_branches = 0, draft_bytes = 0, draft_positions = 0, threads = 0, swap_bytes = 0;
   long long evict_to = 0, evict_sinks = 0, evict_recent = 0;
   int preemption = 0, evict_by = 0;
   long long cache_bytes = 0, step_tokens = 0, sequences = 0, waiting = 0, positions = 0, lookup = 0, folder_bytes = 0;
   int prefix = 1;
   Buffers buffers;
   Py_buffer &eos = *buffers.next(), &bytes = *buffers.next(), &offsets = *buffers.next(), &digest = *buffers.next();
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLLOLiLOdLLLiOL", const_cast<char**>(names),
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLLLOLiLOdLLLiOL", const_cast<char**>(names),
                                   model_type(), &model, &cache_bytes, &step_tokens, &sequences, &waiting, &positions,
                                   &eos, &bytes, &offsets, &prefix, &lookup, &folder, &folder_bytes, &digest,
-                                  &draft_model, &draft_tokens, &draft_bytes, &draft_positions, &store, &threads,
-                                  &preemption, &swap_bytes, &communicator, &peer_timeout, &evict_to, &evict_sinks,
-                                  &evict_recent, &evict_by, &encoder, &source_positions) == 0)
+                                  &draft_model, &draft_tokens, &draft_branches, &draft_bytes, &draft_positions, &store,
+                                  &threads, &preemption, &swap_bytes, &communicator, &peer_timeout, &evict_to,
+                                  &evict_sinks, &evict_recent, &evict_by, &encoder, &source_positions) == 0)
     return nullptr;
   for (const auto& [object, name] : {std::pair{draft_model, "draft_model"}, std::pair{encoder, "encoder"}})
     if (object != Py_None && PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(model_type())) == 0) {
@@ -176,6 +177,7 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   options.max_source_positions = source_positions;
   if (encoder != Py_None) options.encoder = reinterpret_cast<ModelObject*>(encoder)->model;
   options.draft_tokens = draft_tokens;
+  options.draft_branches = static_cast<int32_t>(std::clamp<long long>(draft_branches, 0, INT32_MAX));
   options.draft_cache_bytes = draft_bytes;
   options.draft_max_positions = draft_positions;
   options.preemption = preemption;

@@ -56,7 +56,8 @@ bool is_paging(const dhlo_abi_entry& entry, const dhlo_abi_paging& paging) {
             (pools || (paging.num_pools == 0 && paging.num_groups == 0)) &&
             (states || (paging.num_states == 0 && paging.cells == -1)) && (pools || states) &&
             is_input(entry, paging.starts, DHLO_I32, 1) && is_input(entry, paging.lengths, DHLO_I32, 1) &&
-            paging.max_positions >= 0 && (paging.positions == -1 || is_input(entry, paging.positions, DHLO_I64, 1));
+            paging.max_positions >= 0 && (paging.positions == -1 || is_input(entry, paging.positions, DHLO_I64, 1)) &&
+            (paging.hidden == -1 || is_input(entry, paging.hidden, DHLO_I32, 1));
   ok = ok && (paging.adapters == nullptr || are_adapters(entry, *paging.adapters));
   for (int64_t i = 0; ok && i < paging.num_groups; ++i) {
     const dhlo_abi_page_group& group = paging.groups[i];

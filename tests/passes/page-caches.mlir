@@ -10,7 +10,7 @@
 !source = tensor<?x4x?x16xf32, #dhlo.shape<["s0", "4", "s3", "16"]>>
 !mask = tensor<?x4x?x?xi1, #dhlo.shape<["s0", "4", "s1", "s1 + s2"]>>
 module attributes {dhlo.symbols = {s0 = [0, 64], s1 = [0, 9223372036854775807], s2 = [0, 9223372036854775807], s3 = [1, 9223372036854775807]}} {
-  // Keys and values go to slots of pools. The mask says what `causal` and a window of 7 say, but for padding, of which there is none.
+  // Keys and values go to slots of pools. The mask says what `causal` and a window of 37 say, but for padding, of which there is none.
   // What attention reads and nothing is joined to lies in pools with a table and lengths of their own.
   func.func @main(%q: !q {dhlo.name = "q"}, %k: !new {dhlo.name = "k"}, %v: !new {dhlo.name = "v"}, %keys: !cache {dhlo.name = "keys", dhlo.page = 16 : i64}, %values: !cache {dhlo.name = "values", dhlo.page = 16 : i64}, %padding: !padding {dhlo.name = "padding"}, %cross_keys: !source {dhlo.name = "cross_keys", dhlo.page = 16 : i64}, %cross_values: !source {dhlo.name = "cross_values", dhlo.page = 16 : i64}) -> (!q, !whole, !whole) {
     %all_keys = "dhlo.concat"(%keys, %k) {dim = 2 : i64} : (!cache, !new) -> !whole
@@ -22,7 +22,7 @@ module attributes {dhlo.symbols = {s0 = [0, 64], s1 = [0, 9223372036854775807], 
     %of_token = "dhlo.broadcast"(%positions) {dims = [0]} : (!token) -> !at
     %of_key = "dhlo.broadcast"(%numbers) {dims = [1]} : (!key) -> !at
     %behind = "dhlo.le"(%of_key, %of_token) : (!at, !at) -> !sees
-    %width = "dhlo.full"() {value = "7"} : () -> !at
+    %width = "dhlo.full"() {value = "37"} : () -> !at
     %first = "dhlo.sub"(%of_token, %width) : (!at, !at) -> !at
     %near = "dhlo.gt"(%of_key, %first) : (!at, !at) -> !sees
     %both = "dhlo.and"(%behind, %near) : (!sees, !sees) -> !sees

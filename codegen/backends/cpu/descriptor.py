@@ -182,6 +182,7 @@ class Descriptor:
             f"i64 {-1 if paging.cross_lengths is None else paging.cross_lengths}",
             f"i64 {len(paging.cross)}",
             f"ptr {self._array(f'{prefix}cross', 'i64', [f'i64 {k}' for k in paging.cross])}",
+            f"i64 {-1 if paging.hidden is None else paging.hidden}",
         )
         self._lines.append(f"@dhlo.{prefix}paging = private constant {value}, align 8")
         return f"@dhlo.{prefix}paging"

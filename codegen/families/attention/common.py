@@ -13,6 +13,7 @@ from dhlo.codegen.families.combine import raised
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I32, I64, PTR, Fn, V
 from dhlo.codegen.kernel_ir.launch import load_args
+from dhlo.ir.ops.paged import HIDDEN_KEYS
 
 __all__ = [
     "LOG2E",
@@ -91,12 +92,13 @@ class Spec:
     paging: Paging | None = None
     sinks: bool = False  # heads have scores of a key without a value
     softcap: float = 0.0  # what scores are bounded by, by tanh; 0: nothing
+    hides: bool = False  # tokens have numbers that say which of the `HIDDEN_KEYS` keys before their own they don't see
 
     @property
     def arg_types(self) -> tuple[str, ...]:
         """Types of a kernel's arguments; what masks need lies behind them."""
         scales = _SCALE_TYPES * (self.k.scaled + self.v.scaled)
-        return _ARG_TYPES + scales + _PAGE_TYPES * (self.paging is not None) + (PTR,) * self.sinks
+        return _ARG_TYPES + scales + _PAGE_TYPES * (self.paging is not None) + (PTR,) * (self.sinks + self.hides)
 
     @property
     def windowed(self) -> bool:
@@ -117,7 +119,7 @@ class Spec:
     def suffix(self) -> str:
         """What tells kernels apart by what becomes of scores."""
         cap = f"_capped_{struct.pack('>d', self.softcap).hex()}" if self.softcap else ""
-        return "_sinks" * self.sinks + cap
+        return "_sinks" * self.sinks + "_hides" * self.hides + cap
 
     @property
     def lanes(self) -> int:
@@ -201,6 +203,7 @@ class Args:
     v_scales: Sequence[V]
     pages: Pages | None
     sinks: V | None  # f32, one a head
+    hidden: V | None  # i32, one a token
 
     @staticmethod
     def load(fn: Fn, spec: Spec) -> Args:
@@ -212,9 +215,11 @@ class Args:
         behind_pages = behind_v + len(_PAGE_TYPES) * (spec.paging is not None)
         pages = Pages(*a[behind_v:behind_pages]) if spec.paging is not None else None
         sinks = a[behind_pages] if spec.sinks else None
+        hidden = a[behind_pages + spec.sinks] if spec.hides else None
         strides = (a[5:8], a[8:11], a[11:14], a[14:17])
         sizes = (a[17], a[18], a[19], a[20])
-        return Args(a[0], a[1], a[2], a[3], a[4], *strides, *sizes, scale, a[22], a[23], a[24], k_scales, v_scales, pages, sinks)
+        scales = k_scales, v_scales
+        return Args(a[0], a[1], a[2], a[3], a[4], *strides, *sizes, scale, a[22], a[23], a[24], *scales, pages, sinks, hidden)
 
 
 @dataclass(frozen=True)
@@ -227,7 +232,8 @@ class Span:
     keys     the number of its keys
     past     of these, those before the first query's own, where attention is causal
     table    its blocks; None where its keys lie in a row
-    places   i32, the position of each row of Q in its sequence; None where rows follow one another from `past` on
+    places   i32, the key of each row of Q in its sequence; None where rows follow one another from `past` on
+    hidden   i32, of each row of Q which of the `HIDDEN_KEYS` keys before its own it doesn't see; None: it sees all
     """
 
     batch: V
@@ -237,6 +243,7 @@ class Span:
     past: V
     table: V | None = None
     places: V | None = None
+    hidden: V | None = None
 
     @staticmethod
     def of(fn: Fn, a: Args, b: V, several: V | int = 1) -> Span:
@@ -250,17 +257,30 @@ class Span:
         )
         queries = fn.sub(end, first)
         table = fn.gep(p.tables, fn.mul(b, p.columns), I32)
-        return Span(fn.i64(0), first, queries, keys, fn.sub(keys, queries), table, p.positions)
+        return Span(fn.i64(0), first, queries, keys, fn.sub(keys, queries), table, p.positions, a.hidden)
 
     def row(self, fn: Fn, query: V) -> V:
         """The row of Q of a query."""
         return query if self.first is None else fn.add(query, self.first)
 
     def own(self, fn: Fn, query: V) -> V:
-        """The key of a query's own position."""
+        """A query's own key."""
         if self.places is None:
             return fn.add(query, self.past)
         return fn.cast(fn.load(fn.gep(self.places, self.row(fn, query), I32), I32), I64)
+
+    def hidden_keys(self, fn: Fn, query: V) -> V:
+        """The number, of i32, that says which keys are hidden from a query."""
+        assert self.hidden is not None
+        return fn.load(fn.gep(self.hidden, self.row(fn, query), I32), I32)
+
+    def position(self, fn: Fn, query: V) -> V:
+        """That of a query in the text that it sees."""
+        own = self.own(fn, query)
+        if self.hidden is None:
+            return own
+        hidden = self.hidden_keys(fn, query)
+        return fn.sub(own, fn.cast(fn.op(I32, f"llvm.intr.ctpop({hidden.name}) : ({I32}) -> {I32}"), I64))
 
 
 def offset(fn: Fn, strides: Sequence[V], *index: V) -> V:
@@ -394,7 +414,8 @@ def first_key(fn: Fn, spec: Spec, span: Span, query: V) -> V:
     """The first key that any query from `query` on may see, or one before it; a multiple of the lanes."""
     if spec.paging is None or not spec.paging.window:
         return fn.i64(0)
-    first = fn.max(fn.sub(span.own(fn, query), spec.paging.window - 1), 0)
+    reach = spec.paging.window - 1 + HIDDEN_KEYS * spec.hides
+    first = fn.max(fn.sub(span.own(fn, query), reach), 0)
     return fn.and_(first, -fn.lanes)
 
 

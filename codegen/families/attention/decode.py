@@ -34,8 +34,9 @@ from dhlo.codegen.families.attention.common import (
 )
 from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.families.combine import raised
-from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
+from dhlo.ir.ops.paged import HIDDEN_KEYS
 
 __all__ = [
     "KEYS",
@@ -371,6 +372,8 @@ def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
     s = fn.gep(at["scores"], fn.mul(r, KEYS), F32)
     query, head = rows.place(r)
     span, own = rows.span, rows.span.own(fn, query)
+    position = span.position(fn, query) if spec.windowed else own
+    hidden = _hidden_of_block(fn, span.hidden_keys(fn, query), fn.sub(own, key0)) if spec.hides else None
     with fn.loop(0, n, fn.lanes, [fn.const(-math.inf, fn.vec(F32))]) as c:
         p = fn.gep(s, c.iv, F32)
         lanes = fn.tail_mask(fn.sub(n, c.iv))
@@ -384,8 +387,10 @@ def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
         if spec.is_causal:
             lanes = fn.tail_mask(fn.sub(fn.min(n, fn.sub(fn.add(own, 1), key0)), c.iv))
         if spec.paging is not None and spec.paging.window:
-            before = fn.sub(fn.sub(own, spec.paging.window - 1), key0)  # keys of this block that lie before the window
+            before = fn.sub(fn.sub(position, spec.paging.window - 1), key0)  # keys of this block that lie before the window
             lanes = fn.and_(lanes, fn.not_(fn.tail_mask(fn.max(fn.sub(before, c.iv), 0))))
+        if hidden is not None:
+            lanes = fn.and_(lanes, fn.not_(_lanes_of(fn, fn.shr(hidden, c.iv))))
         x = keep_where(fn, x, lanes)
         fn.store(x, p)
         c.yield_(raised(fn, c.carried[0], x))
@@ -405,6 +410,24 @@ def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
     fn.store(new, pm)
     fn.store(fn.fma(fn.load(pt, F32), alpha, fn.reduce("add", e.results[0])), pt)
     fn.store(alpha, fn.gep(at["alpha"], r, F32))
+
+
+def _hidden_of_block(fn: Fn, number: V, own: V) -> V:
+    """Bits of the `KEYS` keys of a block, set where one is hidden from a row whose own key is `own` behind the block's first; bits
+    from `own` on may be any."""
+    first = fn.sub(own, HIDDEN_KEYS)  # the key of the lowest bit
+    wide = fn.cast(number, I64, signed=False)
+    within = fn.cmp("ult", first, KEYS)
+    above = fn.shl(wide, fn.and_(first, KEYS - 1))
+    below = fn.shr(wide, fn.min(fn.sub(0, fn.min(first, 0)), KEYS - 1))
+    return fn.select(within, above, fn.select(fn.cmp("lt", first, 0), below, fn.i64(0)))
+
+
+def _lanes_of(fn: Fn, bits: V) -> V:
+    """The lowest bits, one a lane."""
+    narrow = fn.op(f"i{fn.lanes}", f"arith.trunci {bits.name} : {bits.type} to i{fn.lanes}")  # no cast: i4 is no element type
+    mask = fn.vec(I1)
+    return fn.op(mask, f"llvm.bitcast {narrow.name} : {narrow.type} to {mask}")
 
 
 def _store(x: _Rows, partial: V) -> None:

@@ -45,12 +45,13 @@ class PagedKernel:
     softcap: float = 0.0
     k: Rows | None = None
     v: Rows | None = None
+    hides: bool = False
 
     @property
     def spec(self) -> Spec:
         k, v = (x or Rows(self.elem) for x in (self.k, self.v))
         masks = self.is_causal, self.emit_mask, self.tiles
-        return Spec(self.head_dim, self.value_dim, self.elem, *masks, k, v, self.paging, self.sinks, self.softcap)
+        return Spec(self.head_dim, self.value_dim, self.elem, *masks, k, v, self.paging, self.sinks, self.softcap, self.hides)
 
     @property
     def symbol(self) -> str:
@@ -173,6 +174,7 @@ class PagedKernel:
         scale: float,
         scales: Sequence[V] = (),
         sinks: Sequence[V] = (),
+        hidden: Sequence[V] = (),
         extra_args: Sequence[V] = (),
     ) -> None:
         """Counts units, which fails the call by `check` where starts or lengths aren't as they should be, and launches."""
@@ -187,7 +189,7 @@ class PagedKernel:
         args += [scale_bits(f, scale), steps_ahead(host, "ahead_few"), zero, zero]
         halvings = _halvings(f, batch.sequences)
         args += [*scales, batch.tables, batch.columns, batch.starts, batch.lengths, batch.counts, batch.sequences, halvings]
-        args += [batch.blocks, batch.cell, batch.positions, batch.begun, begun_parts, tokens, *sinks, *extra_args]
+        args += [batch.blocks, batch.cell, batch.positions, batch.begun, begun_parts, tokens, *sinks, *hidden, *extra_args]
         width = (self.head_dim + self.value_dim) // spec.lanes + 1  # multiply-adds of vectors of a row and a key
         with f.when(f.cmp("gt", blocks, 0)):
             cycles = f.divu(f.mul(most, spec.rows * width), begun_parts)

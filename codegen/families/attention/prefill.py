@@ -8,6 +8,7 @@ after Milakov and Gimelshein (2018) and FlashAttention (Dao et al. 2022).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 from dhlo.codegen.kernel_ir.transpose import transpose_block
+from dhlo.ir.ops.paged import HIDDEN_KEYS
 
 __all__ = ["BlockOfRows", "Part", "emit_prefill", "prefill_scratch_bytes"]
 
@@ -56,6 +58,7 @@ class _Scratch:
         self.ot = self._take(spec.rows * spec.v_pad)
         self.maximum, self.total, self.alpha, self.query, self.own = (self._take(spec.rows) for _ in range(5))
         self.sinks = self._take(spec.rows * spec.sinks)
+        self.position, self.hidden = (self._take(spec.rows * spec.hides) for _ in range(2))
         self.heads, self.bias = self._take(2 * spec.rows), self._take(spec.lanes * spec.keys)
         in_place = spec.paging is None
         self.keys = self._take(0 if spec.k.is_f32 and in_place else spec.keys * spec.qk_pad)
@@ -228,6 +231,9 @@ def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: 
         fn.store(head, fn.gep(at["heads"], r.iv, I64))
         if spec.has_positions:
             fn.store(fn.cast(span.own(fn, fn.divu(row, a.group)), I32), fn.gep(at["own"], r.iv, I32))
+        if spec.hides:
+            fn.store(fn.cast(span.position(fn, fn.divu(row, a.group)), I32), fn.gep(at["position"], r.iv, I32))
+            fn.store(span.hidden_keys(fn, fn.divu(row, a.group)), fn.gep(at["hidden"], r.iv, I32))
         if a.sinks is not None:
             fn.store(fn.load(fn.gep(a.sinks, head, F32), F32), fn.gep(at["sinks"], r.iv, F32))
         p = fn.gep(base, offset(fn, a.qs[1:], head, query), spec.elem)
@@ -253,6 +259,7 @@ def _block(
 ) -> None:
     """Runs over keys lo to stop - 1."""
     first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
+    hides = _any_hidden(fn, spec, at) if spec.hides else None
     with fn.loop(lo, stop, spec.keys) as key:
         count = fn.min(fn.sub(stop, key.iv), spec.keys)
         k, ldk, v, ldv = _keys_and_values(fn, a, spec, at, span, h, key.iv, count)
@@ -286,6 +293,9 @@ def _block(
         if spec.is_causal:
             with fn.when(fn.cmp("gt", fn.sub(fn.add(key.iv, count), 1), span.own(fn, first))):
                 _mask(fn, spec, at, "le", key.iv, count)
+        if hides is not None:
+            with fn.when(fn.and_(hides, fn.cmp("ge", fn.add(key.iv, count), fn.sub(span.own(fn, first), HIDDEN_KEYS)))):
+                _hide(fn, spec, at, key.iv, count)
         if spec.paging is not None and spec.paging.window:
             window = spec.paging.window
             of_all = fn.cmp("gt", several, 1)  # whose positions don't ascend
@@ -408,14 +418,36 @@ def _add_block(fn: Fn, spec: Spec, rows: list[V], s: V) -> None:
 
 
 def _mask(fn: Fn, spec: Spec, at: dict[str, V], keep: str, key0: V, count: V) -> None:
-    """Scores of keys, numbered from key0 on, become -inf but where `key keep own` holds of the position of a lane's query."""
-    queries = [fn.load(fn.gep(at["own"], half * fn.lanes, I32), fn.vec(I32)) for half in range(spec.halves)]
+    """Scores of keys, numbered from key0 on, become -inf but where `key keep own` holds of the key of a lane's query, or, where
+    `keep` is "gt", of its position."""
+    of = at["position" if keep == "gt" and spec.hides else "own"]
+    queries = [fn.load(fn.gep(of, half * fn.lanes, I32), fn.vec(I32)) for half in range(spec.halves)]
     with fn.loop(0, count) as j:
         key = fn.splat(fn.cast(fn.add(key0, j.iv), I32))
         row = fn.gep(at["scores"], fn.mul(j.iv, spec.rows), F32)
         for half in range(spec.halves):
             p = fn.gep(row, half * fn.lanes, F32)
             fn.store(keep_where(fn, fn.load(p, fn.vec(F32)), fn.cmp(keep, key, queries[half])), p)
+
+
+def _any_hidden(fn: Fn, spec: Spec, at: dict[str, V]) -> V:
+    """Whether there is a key that some row of the block doesn't see."""
+    numbers = [fn.load(fn.gep(at["hidden"], half * fn.lanes, I32), fn.vec(I32)) for half in range(spec.halves)]
+    return fn.cmp("ne", fn.reduce("or", functools.reduce(fn.or_, numbers)), 0)
+
+
+def _hide(fn: Fn, spec: Spec, at: dict[str, V], key0: V, count: V) -> None:
+    """Scores of keys, numbered from key0 on, become -inf where they are hidden from a lane's query."""
+    halves = range(spec.halves)
+    own, numbers = ([fn.load(fn.gep(at[x], half * fn.lanes, I32), fn.vec(I32)) for half in halves] for x in ("own", "hidden"))
+    with fn.loop(0, count) as j:
+        key = fn.splat(fn.cast(fn.add(fn.add(key0, j.iv), HIDDEN_KEYS), I32))
+        row = fn.gep(at["scores"], fn.mul(j.iv, spec.rows), F32)
+        for half in halves:
+            p, bit = fn.gep(row, half * fn.lanes, F32), fn.sub(key, own[half])
+            shown = fn.cmp("eq", fn.and_(fn.shr(numbers[half], fn.and_(bit, HIDDEN_KEYS - 1)), 1), 0)
+            keep = fn.or_(shown, fn.cmp("uge", bit, HIDDEN_KEYS))
+            fn.store(keep_where(fn, fn.load(p, fn.vec(F32)), keep), p)
 
 
 def _softmax(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:

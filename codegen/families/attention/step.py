@@ -26,7 +26,7 @@ from dhlo.ir.ops.compute import Attention as AttentionOp
 from dhlo.ir.ops.compute import extra
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.movement import Transpose
-from dhlo.ir.ops.paged import PagedAttention
+from dhlo.ir.ops.paged import PagedAttention, hidden_keys
 from dhlo.ir.symbols import FloorDiv, is_static, parse
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.shape_infer.views import View, dense_strides
@@ -196,6 +196,7 @@ class PagedAttentionFamily(ChoiceFamily):
         self.scales = [low.view(group, s.scale) for s in self.stored if s.scale is not None]
         self.mask = extra(self.op, 4)
         self.sinks = _sinks(low, group, self.op)
+        self.hidden = [low.view(group, v) for v in (hidden_keys(self.op),) if v is not None]
 
     def emit_kernels(self) -> None:
         self.emitted = self.low.once(self.group, "paged attention", self._emit)
@@ -211,7 +212,7 @@ class PagedAttentionFamily(ChoiceFamily):
         causal = bool(attr(self.op, "causal"))
         k, v = (Rows(from_mlir(x.values).dtype.name, x.scale is not None) for x in self.stored[1:])
         what = causal, None, paging, "attention", self.low.tiles
-        kernel = PagedKernel(self.head_dim, self.value_dim, self.elem, *what, **_scored(self.op), k=k, v=v)
+        kernel = PagedKernel(self.head_dim, self.value_dim, self.elem, *what, **_scored(self.op), k=k, v=v, hides=bool(self.hidden))
         made = _masked(self.low, self.group, kernel, self.mask)
         made.attention.emit(self.low.module)
         return made
@@ -258,6 +259,7 @@ class PagedAttentionFamily(ChoiceFamily):
             scale=float(attr(self.op, "scale")),
             scales=[a for x in self.scales for a in (view_pointer(host, x), zero, *(s(n) for n in x.strides[:2]))],
             sinks=[view_pointer(host, x) for x in self.sinks],
+            hidden=[view_pointer(host, x) for x in self.hidden],
             extra_args=[host.slot(x) for x in self.emitted.slots],
         )
 

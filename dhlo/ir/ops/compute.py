@@ -176,7 +176,8 @@ class RoundedMatmul(Op, name="rounded_matmul"):
 
 def extra(op: Any, rank: int) -> Any:
     """An operand that attention may do without, by its rank: its mask (4), its sinks (1); None where it has none."""
-    return next((v for v in list(op.operands)[op.least :] if from_mlir(v).rank == rank), None)
+    types = ((v, from_mlir(v)) for v in list(op.operands)[op.least :])
+    return next((v for v, t in types if t.rank == rank and (rank > 1 or t.dtype.is_float)), None)
 
 
 def segments_of(least: int, operands: Sequence[TensorType]) -> list[int]:

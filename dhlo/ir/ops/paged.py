@@ -14,6 +14,8 @@ from dhlo.ir.symbols import is_static
 from dhlo.ir.types import TensorType, from_mlir
 
 Args = list[torch.Tensor]
+HIDDEN_KEYS = 32
+"""How many keys before a token's own may be hidden from it."""
 
 
 class PagedAttention(Op, name="paged_attention"):
@@ -26,7 +28,10 @@ class PagedAttention(Op, name="paged_attention"):
     An optional mask [1, Hq, T, M * block] says of token t and key j of its sequence whether it attends (bool), or is added.
     `causal`: a token sees keys up to its own; `window`, if it isn't 0: and of these the last `window` alone. `softcap` and sinks
     are those of `Attention`. A row that may attend to nothing, and one of no sequence, gives zeros. (The layout is that of
-    PagedAttention, Kwon et al. 2023.)"""
+    PagedAttention, Kwon et al. 2023.)
+    `hidden`, i32 [T], is of causal attention and has a number of each token, whose bits, from the lowest one on, are the 32 keys
+    before its own: it doesn't see those of bits that are set. So tokens may be a tree, of which each sees those on its way to the
+    root (Miao et al. 2024); its place in the text, which windows end with, is as many before its own key as are hidden."""
 
     kind = Kind.ATTENTION
     least = 6  # operands
@@ -38,6 +43,7 @@ class PagedAttention(Op, name="paged_attention"):
     lengths: Tensor
     mask: Variadic  # none or one
     sinks: Variadic  # none or some
+    hidden: Variadic  # none or some
     block: ir.IntegerAttr
     window: ir.IntegerAttr
     scale: ir.FloatAttr
@@ -47,7 +53,8 @@ class PagedAttention(Op, name="paged_attention"):
 
     @classmethod
     def segments(cls, operands: list[TensorType]) -> list[int]:
-        return segments_of(cls.least, operands)
+        hidden = sum(t.rank == 1 and t.dtype.is_int for t in operands[cls.least :])
+        return [*segments_of(cls.least, operands[: len(operands) - hidden]), hidden]
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
@@ -66,6 +73,11 @@ class PagedAttention(Op, name="paged_attention"):
         sequences = tables.shape[0]
         equal_shapes([lengths.with_shape([sequences]), lengths], "tables and lengths")
         equal_shapes([starts.with_shape([sequences + 1]), starts], "tables, and starts of one more")
+        if more and more[-1].dtype.is_int:
+            hidden = more.pop()
+            if hidden.dtype.name != "i32" or hidden.rank != 1 or not attrs["causal"]:
+                raise TypeError_("hidden keys are numbers of i32 of the tokens of causal attention")
+            equal_shapes([hidden, hidden.with_shape([q.shape[2]])], "tokens and the numbers of their hidden keys")
         check_extras(more, q, tables.shape[1] * attrs["block"])
         heads, kv = q.shape[1], keys.shape[0]
         if (
@@ -82,6 +94,7 @@ class PagedAttention(Op, name="paged_attention"):
     def reference(self, args: Args, sizes: Any) -> Args:
         q, keys, values, tables, starts, lengths, *more = args
         block, window, causal, scale, softcap = (attr(self, n) for n in ("block", "window", "causal", "scale", "softcap"))
+        hidden = more.pop() if more and more[-1].dtype == torch.int32 else None
         mask, sinks = (next((x for x in more if x.dim() == rank), None) for rank in (4, 1))
         y = q.new_zeros(*q.shape[:3], values.shape[2])
         group = q.shape[1] // max(keys.shape[0], 1)
@@ -92,10 +105,15 @@ class PagedAttention(Op, name="paged_attention"):
             slots = table[j // block] * block + j % block
             k, v = (x[:, slots].repeat_interleave(group, 0)[None] for x in (keys, values))
             sees = torch.ones(end - first, length, dtype=torch.bool)
+            place = own
             if causal:
                 sees &= j <= own
+            if hidden is not None:
+                bit, number = j - own + HIDDEN_KEYS, hidden[first:end, None].long() & 0xFFFFFFFF
+                sees &= (bit < 0) | (bit >= HIDDEN_KEYS) | (number >> bit.clamp(0, HIDDEN_KEYS - 1) & 1 == 0)
+                place = own - sum(number >> k & 1 for k in range(HIDDEN_KEYS))
             if window:
-                sees &= j > own - window
+                sees &= j > place - window
             if mask is not None:
                 m = mask[:, :, first:end, :length]
                 sees = sees & m if m.dtype == torch.bool else torch.where(sees, m, -torch.inf)
@@ -108,4 +126,10 @@ class PagedAttention(Op, name="paged_attention"):
         return 2 * heads * tokens * from_mlir(self.operands[3]).shape[1] * attr(self, "block") * (depth + out.shape[3])
 
 
-__all__ = ["PagedAttention"]
+def hidden_keys(op: Any) -> Any:
+    """The operand `hidden` of attention over pools; None where there is none."""
+    more = list(op.operands)[PagedAttention.least :]
+    return more[-1] if more and from_mlir(more[-1]).dtype.is_int else None
+
+
+__all__ = ["HIDDEN_KEYS", "PagedAttention", "hidden_keys"]

@@ -45,7 +45,8 @@ bool Engine::weigh_beams(Request& request) {
   for (Choice& choice : request.choices) {
     Beam& beam = search.beams()[static_cast<size_t>(choice.index)];
     if (!beam.live) continue;
-    const Draw drawn = sampler_->weigh(step_.logits(beam.row), request.rules, &choice.counts);
+    const Draw drawn =
+        sampler_->weigh(step_.logits(beam.row), request.rules, &choice.counts, std::max(request.rules.logprobs, 0));
     if (drawn == Draw::kNan) request.choices.front().error = "the model gave a logit that is no number";
     if (drawn == Draw::kNan) return false;
     if (drawn == Draw::kNothing) continue;

@@ -41,8 +41,8 @@ struct CacheOptions {
   int hash_bits = 64;              // of keys, that choose where a block is looked for: fewer make collisions, in tests
 };
 
-// What a block gets of another one, before it is written to.
-struct BlockCopy {
+// Slots of one block that get what those of another, or others of it, hold, before these are written to.
+struct SlotCopy {
   int32_t group, from, to, slots;
 };
 
@@ -161,6 +161,9 @@ class Cache {
   // The sequence goes on without so many of its full blocks at most, and gives no more blocks to those that begin
   // alike. Returns how many there were that may go.
   int64_t evict(Sequence& sequence, int64_t blocks) noexcept;
+  // What lies so many positions behind `end` moves to those from `end` on: `from` ascends. All have room, and nothing
+  // behind `end` is committed. False: there is no memory to note it.
+  bool gather(const Sequence& sequence, int64_t end, Span<const int32_t> from) noexcept;
   // Another one of the same tokens; shares all blocks with it. An empty Sequence if there is no memory.
   Sequence fork(const Sequence& sequence);
 
@@ -179,10 +182,10 @@ class Cache {
 
   // From now on, what is copied is noted until take_copies(), for caches of other processes that are to hold the same.
   void note_copies() { notes_copies_ = true; }
-  const std::vector<BlockCopy>& copies() const { return noted_; }
+  const std::vector<SlotCopy>& copies() const { return noted_; }
   void clear_copies() { noted_.clear(); }
   // A copy that another process's cache has noted. Throws Error if there are no such blocks.
-  void copy(const BlockCopy& copy);
+  void copy(const SlotCopy& copy);
 
   // Takes the sequence's tokens out of the pools, for preemption. Without memory for it: an empty one, and the sequence
   // stays as it is.
@@ -248,7 +251,8 @@ class Cache {
   // Calls piece(where, bytes) for what the group's pools have of a block, head by head.
   template <class Piece>
   void each_piece(const Group& group, int32_t block, Piece&& piece) const noexcept;
-  void copy_block(const Group& group, int32_t from, int32_t to, int64_t slots) noexcept;
+  void copy_slots(const Group& group, int64_t from, int64_t to, int64_t slots) noexcept;
+  void copy_noted(size_t group, int64_t from, int64_t to, int64_t slots) noexcept;
   void read_block(const Group& group, int32_t block, uint8_t* out) const noexcept;
   void write_block(const Group& group, int32_t block, const uint8_t* data) noexcept;
 
@@ -265,7 +269,7 @@ class Cache {
   std::unique_ptr<Tiers> tiers_;  // null: none
   int64_t flush_ns_ = 0;
   bool notes_copies_ = false;
-  std::vector<BlockCopy> noted_;
+  std::vector<SlotCopy> noted_;
   CacheStats counts_;
 };
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <new>
 #include <string>
 
 #include "status.hpp"
@@ -20,7 +22,8 @@ Drafter::Drafter(dhlo_model* model, const Step& target, const DrafterOptions& op
     : step_(model),
       sampler_(step_.vocabulary(), step_.dtype()),
       max_positions_(std::min(bounded(options.max_positions), bounded(step_.max_positions()))),
-      max_step_tokens_(options.max_step_tokens) {
+      max_step_tokens_(options.max_step_tokens),
+      max_branches_(step_.branches() && target.branches() ? options.max_branches : 1) {
   auto same = [](int64_t drafts, int64_t targets, const char* what) {
     if (drafts != targets)
       refuse("draft_model: its " + std::string(what) + " must be the model's, " + std::to_string(targets) +
@@ -49,35 +52,44 @@ Drafter::Drafter(dhlo_model* model, const Step& target, const DrafterOptions& op
   rows_.reserve(static_cast<size_t>(options.max_sequences));
 }
 
-void Drafter::draft(std::vector<Draft>& drafts) {
-  see(drafts);
+void Drafter::draft(std::vector<DraftJob>& jobs) {
+  for (DraftJob& job : jobs) {
+    job.growth.start(job.most);
+    if (job.choice->request->rules.greedy() && job.most <= kMostTree) job.width = max_branches_;
+  }
+  see(jobs);
   while (!rows_.empty()) {
     const int64_t begin = now_ns(), tokens = step_.tokens();
-    if (!run()) return;
+    if (!run()) break;
     take();
     cost_.learn(tokens, now_ns() - begin);
     step_.clear();
-    // Who wants more goes on with what was drawn.
-    rows_.erase(std::remove_if(rows_.begin(), rows_.end(),
-                               [](const Row& row) { return row.row < 0 || row.draft->made == row.draft->most; }),
-                rows_.end());
+    int64_t budget = max_step_tokens_;
+    rows_.erase(std::remove_if(rows_.begin(), rows_.end(), [](const Row& row) { return row.row < 0; }), rows_.end());
     for (Row& row : rows_) {
-      const Draft& draft = *row.draft;
-      const Tokens last{draft.tokens + draft.made - 1, 1};
-      row.row = step_.add(*draft.choice->draft.sequence, draft.choice->size() + draft.made - 1, last, {}, 1);
+      DraftGrowth& growth = row.job->growth;
+      row.first = static_cast<int64_t>(growth.computed().size());
+      const int64_t more = growth.expand(std::min(row.job->width, budget));
+      row.row = -1;
+      if (more == 0) continue;
+      const Choice& choice = *row.job->choice;
+      row.row = step_.add(*choice.draft.sequence, choice.size(), {}, growth.computed(), row.first, more);
+      budget -= more;
     }
+    rows_.erase(std::remove_if(rows_.begin(), rows_.end(), [](const Row& row) { return row.row < 0; }), rows_.end());
   }
+  for (DraftJob& job : jobs) job.made = job.growth.write(job.drafts);
 }
 
 // Adds what it hasn't seen of each, and makes room for what is drafted.
-void Drafter::see(std::vector<Draft>& drafts) {
+void Drafter::see(std::vector<DraftJob>& jobs) {
   step_.clear();
   rows_.clear();
   int64_t budget = max_step_tokens_;
   const Request* begins = nullptr;
-  for (Draft& draft : drafts) {
-    const Choice& choice = *draft.choice;
-    DraftState& state = draft.choice->draft;
+  for (DraftJob& job : jobs) {
+    const Choice& choice = *job.choice;
+    DraftState& state = job.choice->draft;
     // The others of a request share the blocks of the one that begins.
     if (!state.sequence && choice.request == begins) continue;
     if (!state.sequence) {
@@ -90,13 +102,14 @@ void Drafter::see(std::vector<Draft>& drafts) {
     const int64_t end = std::min(choice.size(), state.computed + budget);
     if (end == state.computed) continue;
     const bool all = end == choice.size();
-    if (!cache_->reserve(*state.sequence, all ? end + draft.most - 1 : end)) {
+    const int64_t most = job.width > 1 ? job.most : job.most - 1;  // that are computed
+    if (!cache_->reserve(*state.sequence, all ? end + most : end)) {
       state.drop();
       continue;
     }
     const Tokens unseen{choice.tokens.data() + state.computed, static_cast<size_t>(end - state.computed)};
-    const int64_t row = step_.add(*state.sequence, state.computed, unseen, {}, all ? 1 : 0);
-    rows_.push_back({&draft, end, all ? row : -1});
+    const int64_t row = step_.add(*state.sequence, state.computed, unseen, {}, 0, all ? 1 : 0);
+    rows_.push_back({&job, end, all ? row : -1, -1});
     budget -= end - state.computed;
     if (!all) begins = choice.request;
   }
@@ -111,41 +124,67 @@ bool Drafter::run() {
   }
   ++failures_;
   for (const Row& row : rows_) {
-    row.draft->choice->draft.drop();
-    row.draft->choice->draft.failed = true;
+    row.job->choice->draft.drop();
+    row.job->choice->draft.failed = true;
+    row.job->growth.start(0);
   }
   return false;
 }
 
-// What the step brought: tokens are computed, and drawn.
+// What the step brought: tokens are computed, and drafted.
 void Drafter::take() {
   for (Row& row : rows_) {
-    DraftState& state = row.draft->choice->draft;
+    DraftState& state = row.job->choice->draft;
     if (row.end > state.computed) {
       state.computed = row.end;
-      cache_->commit(*state.sequence, {row.draft->choice->tokens.data(), static_cast<size_t>(row.end)});
+      cache_->commit(*state.sequence, {row.job->choice->tokens.data(), static_cast<size_t>(row.end)});
     }
-    if (row.row >= 0 && !draw(row)) row.row = -1;
+    if (row.row >= 0 && !grow(row)) row.row = -1;
   }
 }
 
-bool Drafter::draw(const Row& row) {
-  Draft& draft = *row.draft;
-  const Choice& choice = *draft.choice;
+// What may follow each of a row's drafts. False: one of them is followed by nothing.
+bool Drafter::grow(const Row& row) {
+  DraftJob& job = *row.job;
+  const int64_t end = std::max<int64_t>(static_cast<int64_t>(job.growth.computed().size()), row.first + 1);
+  bool goes_on = true;
+  for (int64_t i = row.first; goes_on && i < end; ++i) goes_on = draw(job, step_.logits(row.row + i - row.first), i);
+  job.growth.prune();
+  return goes_on;
+}
+
+bool Drafter::draw(DraftJob& job, const void* logits, int64_t computed) {
+  const Choice& choice = *job.choice;
   const Rules& rules = choice.request->rules;
   const TokenCounts* counts = rules.counts() ? &choice.counts : nullptr;
-  const int64_t index = choice.made() + draft.made;
-  if (sampler_.draw(step_.logits(row.row), rules, counts, nullptr, choice.index, index) != Draw::kDone) return false;
-  draft.tokens[draft.made++] = sampler_.token();
+  if (job.width > 1) {
+    if (sampler_.weigh(logits, rules, counts, static_cast<int32_t>(job.width)) != Draw::kDone) return false;
+    for (size_t rank = 0; rank < sampler_.top().size(); ++rank) {
+      const auto& [token, logprob] = sampler_.top()[rank];
+      const float probability = std::exp(logprob);
+      job.growth.add(computed, {token, rank, probability, odds_.of(rank, probability)});
+    }
+    return true;
+  }
+  const int64_t index = choice.made() + job.growth.depth(computed);
+  if (sampler_.draw(logits, rules, counts, nullptr, choice.index, index) != Draw::kDone) return false;
+  job.growth.add(computed, {sampler_.token(), 0, 1, 1});
   return true;
 }
 
-void Drafter::verified(Choice& choice, int64_t size, int64_t made, int64_t accepted) {
-  DraftState& state = choice.draft;
-  if (!state.sequence || made == 0) return;
-  // The last that was drafted wasn't computed. What isn't right is written over.
-  state.computed = size + std::min(accepted, made - 1);
-  cache_->commit(*state.sequence, {choice.tokens.data(), static_cast<size_t>(state.computed)});
+void Drafter::verified(DraftJob& job, int64_t size, Span<const int32_t> path) {
+  DraftState& state = job.choice->draft;
+  if (job.width > 1) job.growth.learn(path, odds_);
+  if (!state.sequence || job.made == 0) return;
+  places_.clear();
+  for (const int32_t draft : path) {
+    if (job.growth.place(draft) < 0) break;
+    places_.push_back(job.growth.place(draft));
+  }
+  // What isn't right is written over.
+  if (!cache_->gather(*state.sequence, size, {places_.data(), places_.size()})) throw std::bad_alloc();
+  state.computed = size + static_cast<int64_t>(places_.size());
+  cache_->commit(*state.sequence, {job.choice->tokens.data(), static_cast<size_t>(state.computed)});
 }
 
 }  // namespace dhlo::serve

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cache.hpp"
+#include "draft_growth.hpp"
 #include "populate.hpp"
 #include "request.hpp"
 #include "sampler.hpp"
@@ -15,11 +16,15 @@
 namespace dhlo::serve {
 
 // What is wanted of it, and what came.
-struct Draft {
-  Choice* choice;    // all of its tokens are to be seen, then `most` are drafted
-  int64_t most;      // at least 1
-  int32_t* tokens;   // room for `most`
-  int64_t made = 0;  // fewer than wanted where it hasn't seen all yet, or can't
+struct DraftJob {
+  DraftJob(Choice* whose, int64_t wanted, Draft* room) : choice(whose), most(wanted), drafts(room) {}
+
+  Choice* choice;      // all of its tokens are to be seen, then `most` are drafted
+  int64_t most;        // at least 1
+  Draft* drafts;       // room for `most`
+  int64_t made = 0;    // fewer than wanted where it hasn't seen all yet, or can't
+  int64_t width = 1;   // so many at most follow a token; 1 where tokens are drawn by chance
+  DraftGrowth growth;  // of the drafts
 };
 
 struct DrafterOptions {
@@ -27,6 +32,7 @@ struct DrafterOptions {
   int64_t max_positions = 0;  // 0: as many as the target's
   int64_t max_step_tokens = 0;
   int64_t max_sequences = 0;
+  int64_t max_branches = 1;  // drafts that follow a token
   bool prefix = true;
   int64_t target_blocks = 0;
 };
@@ -36,11 +42,12 @@ class Drafter {
   // Throws Error, where the model doesn't fit to the target's.
   Drafter(dhlo_model* model, const Step& target, const DrafterOptions& options);
 
-  // All in lock step: first what it hasn't seen, a step's worth of it, then a token of each at a time. Each is drawn as
-  // the target's would be, with the same random number.
-  void draft(std::vector<Draft>& drafts);
-  // Of `made` tokens that were drafted behind `size`, the first `accepted` are now the choice's.
-  void verified(Choice& choice, int64_t size, int64_t made, int64_t accepted);
+  // All in lock step: first what it hasn't seen, a step's worth of it, then what follows a draft of each at a time, or
+  // several. Tokens that are drawn by chance are drawn as the target's would be, with the same random number.
+  void draft(std::vector<DraftJob>& jobs);
+  // Of the drafts of a job that were verified behind `size` tokens, those of `path`, one behind the other, are now the
+  // choice's.
+  void verified(DraftJob& job, int64_t size, Span<const int32_t> path);
   // Positions behind which nothing is drafted.
   int64_t max_positions() const { return max_positions_; }
   // What so many drafts take that one of so many sequences has a share in, as a part of a step of the target's.
@@ -61,23 +68,27 @@ class Drafter {
  private:
   static constexpr double kGuess = 0.125, kTokensGuess = 64;
   struct Row {
-    Draft* draft;
-    int64_t end;  // tokens of the choice that are computed with this step
-    int64_t row;  // of logits, -1: none
+    DraftJob* job;
+    int64_t end;    // tokens of the choice that are computed with this step
+    int64_t row;    // of logits, -1: none
+    int64_t first;  // the draft, of those that are computed, whose logits these are; -1: those of the choice's last
   };
 
-  void see(std::vector<Draft>& drafts);
+  void see(std::vector<DraftJob>& jobs);
   bool run();
   void take();
-  bool draw(const Row& row);
+  bool grow(const Row& row);
+  bool draw(DraftJob& job, const void* logits, int64_t computed);
 
   Step step_;
   std::unique_ptr<Cache> cache_;
   Populator populator_;
   Sampler sampler_;
-  int64_t max_positions_, max_step_tokens_, groups_;
+  int64_t max_positions_, max_step_tokens_, max_branches_, groups_;
   StepCost cost_;
+  DraftOdds odds_;
   std::vector<Row> rows_;
+  std::vector<int32_t> places_;
   int64_t steps_ = 0, failures_ = 0;
 };
 

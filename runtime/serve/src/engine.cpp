@@ -307,13 +307,16 @@ void Engine::encode() {
 void Engine::make_drafts() {
   wanted_.clear();
   for (const Item& item : items_)
-    if (item.by_model) wanted_.push_back({item.choice, item.drafts, drafts_.data() + item.drafts_at});
+    if (item.by_model) wanted_.emplace_back(item.choice, item.drafts, drafts_.data() + item.drafts_at);
   if (wanted_.empty()) return;
   const int64_t begin = now_ns();
   drafter_->draft(wanted_);
-  auto made = wanted_.begin();
-  for (Item& item : items_)
-    if (item.by_model) item.drafts = (made++)->made;
+  auto job = wanted_.begin();
+  for (Item& item : items_) {
+    if (!item.by_model) continue;
+    item.job = &*job++;
+    item.drafts = item.job->made;
+  }
   counts_.draft_ns += now_ns() - begin;
   counts_.draft_steps = drafter_->steps();
   counts_.draft_failures = drafter_->failures();
@@ -348,9 +351,9 @@ void Engine::compute() {
     const Choice& choice = *item.choice;
     const int64_t kept = item.end == choice.size() ? 1 + item.drafts : 0;
     const Tokens tokens{choice.tokens.data() + item.first, static_cast<size_t>(item.end - item.first)};
-    const Tokens drafts{drafts_.data() + item.drafts_at, static_cast<size_t>(item.drafts)};
-    const int64_t row = step_.add(*choice.sequence, item.first, tokens, drafts, kept, choice.request->adapter.number(),
-                                  choice.cell, choice.request->place);
+    const Drafts drafts{drafts_.data() + item.drafts_at, static_cast<size_t>(item.drafts)};
+    const int64_t row = step_.add(*choice.sequence, item.first, tokens, drafts, 0, kept,
+                                  choice.request->adapter.number(), choice.cell, choice.request->place);
     if (kept > 0) item.row = row;
   }
   const int64_t ready = now_ns();

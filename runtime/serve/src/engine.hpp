@@ -73,6 +73,7 @@ class Engine {
     size_t kind;    // of the lookup's
     double cost;    // of the drafts, expected: a part of the step without them
     int64_t accepted;
+    DraftJob* job;  // what the draft model was asked for; null: nothing
   };
   struct DraftPlan {
     int64_t length = 0;
@@ -97,7 +98,8 @@ class Engine {
 
   // tokens.cpp: what becomes of logits.
   void take_rows(Item& item);
-  void note_drafts(Item& item, int64_t accepted);
+  int32_t follower(const Item& item, int32_t draft, int32_t token) const;
+  void note_drafts(Item& item);
   void settle_drafts(int64_t ns, bool prompts);
   void fork(Request& request, const void* row);
   bool extend(Choice& choice, const void* row);
@@ -176,7 +178,7 @@ class Engine {
   std::unique_ptr<Cache> cache_;
   Populator populator_;
   std::unique_ptr<Drafter> drafter_;  // null: none
-  std::vector<Draft> wanted_;         // of it, in the step in work
+  std::vector<DraftJob> wanted_;      // of it, in the step in work
   std::array<DraftRates, PromptLookup::kKinds> lookup_rates_;
   DraftRates model_rates_;
   DraftAccount lookup_account_, model_account_;
@@ -184,7 +186,8 @@ class Engine {
   std::vector<Choice*> running_;  // that hold blocks, in order
   std::vector<Item> items_;       // of the step in work
   std::vector<Item*> order_;      // in which it has them
-  std::vector<int32_t> drafts_;
+  std::vector<Draft> drafts_;
+  std::vector<int32_t> path_;  // of an item's drafts, those that were right
   std::vector<uint32_t> allowed_;
   std::vector<Choice*> done_;  // that have come to their ends in the step
   int64_t fetched_bytes_ = 0;  // of blocks that the tiers may have brought before they are taken; 0: there are none

@@ -171,6 +171,7 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   need_between(options.swap_bytes, 0, INT64_MAX, "swap_bytes");
   need_between(options.draft_tokens, 0, options.draft_model != nullptr ? options.max_step_tokens : INT64_MAX,
                "draft_tokens (at most max_step_tokens)");
+  need_between(options.draft_branches, 1, kMostTree, "draft_branches");
   need_between(options.draft_cache_bytes, 0, INT64_MAX, "draft_cache_bytes");
   need_between(options.draft_max_positions, 0, INT64_MAX, "draft_max_positions");
   need_between(options.cache_bytes, 0, INT64_MAX, "cache_bytes");
@@ -245,6 +246,7 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
     drafts.max_positions = options.draft_max_positions;
     drafts.max_step_tokens = max_step_tokens_;
     drafts.max_sequences = sequences;
+    drafts.max_branches = options.draft_branches;
     drafts.prefix = options.prefix_cache != 0;
     drafts.target_blocks = how.num_blocks;
     drafter_ = std::make_unique<Drafter>(options.draft_model, step_, drafts);

@@ -337,7 +337,7 @@ int32_t Sampler::pick(const Row& from, double u) const {
   return from.id(last);
 }
 
-Draw Sampler::weigh(const void* row, const Rules& rules, const TokenCounts* counts) {
+Draw Sampler::weigh(const void* row, const Rules& rules, const TokenCounts* counts, int32_t wanted) {
   const bool plain = !rules.counts() && rules.bias.empty();
   weighed_ = plain && dtype_ == DHLO_F32 && vocabulary_ == padded_ ? static_cast<const float*>(row) : widened(row);
   const Peak peak = lanes_.peak(weighed_, padded_);
@@ -349,7 +349,7 @@ Draw Sampler::weigh(const void* row, const Rules& rules, const TokenCounts* coun
     log_total_ = 0;
     change(rules, counts, nullptr);
   }
-  note_top(weighed_, std::max(rules.logprobs, 0));
+  note_top(weighed_, wanted);
   return Draw::kDone;
 }
 

@@ -46,8 +46,8 @@ class Sampler {
   int64_t vocabulary() const { return vocabulary_; }
 
   // For beam search: log-probabilities of a row, which penalties and bias change afterwards, as in transformers, where
-  // they needn't sum to 1 then. If rules.logprobs is above 0, top() are the most likely tokens.
-  Draw weigh(const void* row, const Rules& rules, const TokenCounts* counts);
+  // they needn't sum to 1 then. The `wanted` most likely tokens are top().
+  Draw weigh(const void* row, const Rules& rules, const TokenCounts* counts, int32_t wanted);
   // Of the row that was weighed last, while it lasts: what log-probabilities follow from, behind the vocabulary
   // -infinity up to padded().
   const float* weighed() const { return weighed_; }

@@ -93,8 +93,8 @@ Engine::DraftPlan Engine::plan_drafts(Choice& choice, int64_t slack) {
   if (best.by_model) {
     drafts_.resize(drafts_.size() + static_cast<size_t>(best.length));
   } else if (best.length > 0) {
-    const auto from = choice.tokens.begin() + static_cast<std::ptrdiff_t>(match.from);
-    drafts_.insert(drafts_.end(), from, from + best.length);
+    const int32_t* from = choice.tokens.data() + match.from;
+    for (int32_t i = 0; i < static_cast<int32_t>(best.length); ++i) drafts_.push_back({from[i], i - 1});
   }
   return best;
 }
@@ -181,8 +181,8 @@ void Engine::schedule_prompts() {
 
 void Engine::add_item(Choice& choice, int64_t end, int64_t drafts_at, const DraftPlan& drafts) {
   choice.scheduled = true;
-  items_.push_back(
-      {&choice, choice.computed, end, drafts_at, drafts.length, -1, drafts.by_model, drafts.kind, drafts.cost, 0});
+  items_.push_back({&choice, choice.computed, end, drafts_at, drafts.length, -1, drafts.by_model, drafts.kind,
+                    drafts.cost, 0, nullptr});
   budget_ -= end - choice.computed + drafts.length;
 }
 

@@ -47,6 +47,7 @@ void dhlo_engine_options_init(dhlo_engine_options* options) {
   options->max_waiting = 1024;
   options->prefix_cache = 1;
   options->draft_tokens = 8;
+  options->draft_branches = 4;
   options->evict_sinks = 1;
   options->evict_recent = 1;
 }

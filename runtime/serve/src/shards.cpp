@@ -140,7 +140,7 @@ Shards::Header Shards::receive() {
   Header header;
   std::memcpy(&header, in_.data(), sizeof header);
   if (header.magic != kMagic || header.bytes < 0 || header.bytes > kMostBytes || header.copies < 0 ||
-      header.copies > header.bytes / static_cast<int64_t>(sizeof(BlockCopy)))
+      header.copies > header.bytes / static_cast<int64_t>(sizeof(SlotCopy)))
     throw Error(DHLO_HOST, "process 0 of group '" + group_ + "' says what isn't an engine's");
   const int64_t all = static_cast<int64_t>(sizeof header) + header.bytes;
   for (std::vector<uint8_t>* each : {&in_, &out_}) each->resize(std::max(each->size(), static_cast<size_t>(all)));
@@ -196,12 +196,12 @@ void Shards::decline() noexcept {
   fenced([this] { return agree(false); }, false);
 }
 
-bool Shards::tell(Span<const BlockCopy> copies, Span<const dhlo_tensor> inputs, Span<const int64_t> told) {
+bool Shards::tell(Span<const SlotCopy> copies, Span<const dhlo_tensor> inputs, Span<const int64_t> told) {
   if (!error_.empty()) return false;
   if (size_ == 1) return true;
-  static_assert(std::is_trivially_copyable_v<BlockCopy>);
+  static_assert(std::is_trivially_copyable_v<SlotCopy>);
   out_.resize(sizeof(Header));
-  append(copies.data(), copies.size() * sizeof(BlockCopy));
+  append(copies.data(), copies.size() * sizeof(SlotCopy));
   for (const int64_t i : told) {
     const dhlo_tensor& input = inputs[static_cast<size_t>(i)];
     append(input.sizes, static_cast<size_t>(input.rank) * sizeof(int64_t));
@@ -247,11 +247,11 @@ Shards::Heard Shards::hear() {
   }
 }
 
-std::vector<BlockCopy> Shards::copies() const {
+std::vector<SlotCopy> Shards::copies() const {
   Header header;
   std::memcpy(&header, in_.data(), sizeof header);
-  std::vector<BlockCopy> copies(static_cast<size_t>(header.copies));
-  if (!copies.empty()) std::memcpy(copies.data(), in_.data() + sizeof header, copies.size() * sizeof(BlockCopy));
+  std::vector<SlotCopy> copies(static_cast<size_t>(header.copies));
+  if (!copies.empty()) std::memcpy(copies.data(), in_.data() + sizeof header, copies.size() * sizeof(SlotCopy));
   return copies;
 }
 
@@ -259,7 +259,7 @@ void Shards::read(Span<dhlo_tensor> inputs, Span<int64_t* const> sizes, Span<con
   Header header;
   std::memcpy(&header, in_.data(), sizeof header);
   const int64_t end = static_cast<int64_t>(sizeof header) + header.bytes;
-  int64_t at = padded(static_cast<int64_t>(sizeof header) + header.copies * static_cast<int64_t>(sizeof(BlockCopy)));
+  int64_t at = padded(static_cast<int64_t>(sizeof header) + header.copies * static_cast<int64_t>(sizeof(SlotCopy)));
   for (const int64_t i : told) {
     dhlo_tensor& input = inputs[static_cast<size_t>(i)];
     int64_t* own = sizes[static_cast<size_t>(i)];
@@ -299,7 +299,7 @@ void follow(dhlo_model* model, const dhlo_communicator& communicator, int64_t ti
   }
   if (!shards.agree(true)) throw Error(DHLO_HOST, "another process can't take part: its own error says why");
   while (shards.hear() == Shards::Heard::kStep) {
-    for (const BlockCopy& copy : shards.copies()) cache->copy(copy);
+    for (const SlotCopy& copy : shards.copies()) cache->copy(copy);
     if (const dhlo_status status = step.repeat(); status != DHLO_OK)
       throw Error(status, std::string("the step failed: ") + step.error());
   }

@@ -47,7 +47,7 @@ class Shards {
 
   // Of number 0. False: error() says why; then, and after a call of the step that failed, processes may be out of step,
   // and nothing is told any more.
-  bool tell(Span<const BlockCopy> copies, Span<const dhlo_tensor> inputs, Span<const int64_t> told);
+  bool tell(Span<const SlotCopy> copies, Span<const dhlo_tensor> inputs, Span<const int64_t> told);
   void fail(const std::string& why);
   // Tells the others that number 0 is there, if it is time to: when nothing was told for long.
   void keep_alive();
@@ -58,7 +58,7 @@ class Shards {
   // Of the others: waits for what number 0 tells. Throws Error.
   Heard hear();
   // Of the last step that was heard. What the inputs point to stays until the next.
-  std::vector<BlockCopy> copies() const;
+  std::vector<SlotCopy> copies() const;
   // Sizes and data of the inputs that are told. Throws Error.
   void read(Span<dhlo_tensor> inputs, Span<int64_t* const> sizes, Span<const int64_t> told) const;
 

@@ -65,6 +65,7 @@ Step::Step(dhlo_model* model) : paging_(dhlo_model_paging(model)) {
     const int64_t input = paging_->pools[p].input;
     take(input, dhlo_model_input(model, input)->dtype, 3);
   }
+  take(paging_->hidden, DHLO_I32, 1);
   take(paging_->cells, DHLO_I32, 1);
   take(paging_->cross_tables, DHLO_I32, 2);
   take(paging_->cross_lengths, DHLO_I32, 1);
@@ -167,7 +168,7 @@ void Step::attach(Cache& cache, int64_t max_tokens, int64_t max_sequences) {
   if (session_ == nullptr) open(nullptr);
   cache_ = &cache;
   for (std::vector<int64_t>* each : {&ids_, &positions_, &kept_}) each->reserve(static_cast<size_t>(max_tokens));
-  chosen_.reserve(static_cast<size_t>(max_tokens));
+  for (std::vector<int32_t>* each : {&hidden_, &chosen_}) each->reserve(static_cast<size_t>(max_tokens));
   starts_.reserve(static_cast<size_t>(max_sequences) + 1);
   lengths_.reserve(static_cast<size_t>(max_sequences));
   for (Group& group : groups_) {
@@ -252,6 +253,7 @@ void Step::clear() {
   for (std::vector<int64_t>* each : {&ids_, &positions_, &kept_}) each->clear();
   starts_.assign(1, 0);
   lengths_.clear();
+  hidden_.clear();
   chosen_.clear();
   cells_.clear();
   cross_tables_.clear();
@@ -262,15 +264,26 @@ void Step::clear() {
   }
 }
 
-int64_t Step::add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept, int32_t adapter,
-                  int32_t cell, int32_t place) {
-  for (const Tokens& each : {tokens, drafts}) ids_.insert(ids_.end(), each.begin(), each.end());
-  const int64_t end = first + static_cast<int64_t>(tokens.size() + drafts.size());
-  for (int64_t position = first; position < end; ++position) positions_.push_back(position);
+int64_t Step::add(const Sequence& sequence, int64_t first, Tokens tokens, Drafts drafts, int64_t known, int64_t kept,
+                  int32_t adapter, int32_t cell, int32_t place) {
+  ids_.insert(ids_.end(), tokens.begin(), tokens.end());
+  const int64_t text = first + static_cast<int64_t>(tokens.size());
+  for (int64_t position = first; position < text; ++position) positions_.push_back(position);
+  hidden_.resize(ids_.size());
+  TreeWalk walk;
+  for (int64_t i = 0; i < static_cast<int64_t>(drafts.size()); ++i) {
+    const Draft& draft = drafts[static_cast<size_t>(i)];
+    const TreeWalk::Place at = walk.next(draft);
+    if (i < known) continue;
+    ids_.push_back(draft.token);
+    positions_.push_back(text - 1 + at.depth);
+    hidden_.push_back(at.hidden);
+  }
+  const int64_t begin = tokens.size() > 0 ? first : text + known, end = text + static_cast<int64_t>(drafts.size());
   const int64_t block = block_slots(), gone = sequence.evicted();
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Span<const int32_t> table = cache_->table(sequence, static_cast<int64_t>(g));
-    for (int64_t place = first - gone; place < end - gone; ++place)
+    for (int64_t place = begin - gone; place < end - gone; ++place)
       groups_[g].slots.push_back(table[static_cast<size_t>(place / block)] * block + place % block);
     groups_[g].rows.push_back(table);
   }
@@ -330,6 +343,7 @@ dhlo_status Step::run() {
   set(position_ids_input_, positions_.data(), {1, count, 0});
   set(paging_->positions, positions_.data(), {count, 0, 0});
   set(kept_input_, kept_.data(), {static_cast<int64_t>(kept_.size()), 0, 0});
+  set(paging_->hidden, hidden_.data(), {count, 0, 0});
   set(paging_->starts, starts_.data(), {sequences + 1, 0, 0});
   set(paging_->lengths, lengths_.data(), {sequences});
   set(paging_->cells, cells_.data(), {sequences});
@@ -342,7 +356,7 @@ dhlo_status Step::run() {
   fill_tables();
   error_.clear();
   if (shards_ != nullptr) {
-    const std::vector<BlockCopy>& copies = cache_->copies();
+    const std::vector<SlotCopy>& copies = cache_->copies();
     const bool told =
         shards_->tell({copies.data(), copies.size()}, {inputs_.data(), inputs_.size()}, {told_.data(), told_.size()});
     cache_->clear_copies();

@@ -13,6 +13,7 @@
 #include "populate.hpp"
 #include "shards.hpp"
 #include "sources.hpp"
+#include "tree.hpp"
 
 namespace dhlo::serve {
 
@@ -42,6 +43,9 @@ class Step {
   // Whether keys and values lie in pools of their own.
   bool has_values() const;
 
+  // Whether drafts may be a tree.
+  bool branches() const { return paging_->hidden >= 0; }
+
   // Whether it keeps states of fixed size of sequences, which can't go back to fewer tokens.
   bool has_states() const { return paging_->num_states > 0; }
 
@@ -67,11 +71,12 @@ class Step {
   void copy_states(int32_t from, int32_t to);
 
   // What the next call computes: of each sequence `tokens`, from position `first` on, which have room, and then
-  // `drafts`; wanted are the logits of the last `kept` of all these. Returns the row of the first. `adapter`: -1: none;
-  // `cell`: where its states are, if the step keeps such; `place`: where that is which it is about, if there is such.
+  // `drafts`, but for the first `known` of them, whose keys and values are there; wanted are the logits of the last
+  // `kept` of all these. Returns the row of the first. `adapter`: -1: none; `cell`: where its states are, if the step
+  // keeps such; `place`: where that is which it is about, if there is such.
   void clear();
-  int64_t add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept, int32_t adapter = -1,
-              int32_t cell = -1, int32_t place = -1);
+  int64_t add(const Sequence& sequence, int64_t first, Tokens tokens, Drafts drafts, int64_t known, int64_t kept,
+              int32_t adapter = -1, int32_t cell = -1, int32_t place = -1);
   // 0 tokens: nothing was added.
   int64_t tokens() const { return static_cast<int64_t>(ids_.size()); }
   // If it fails, error() says why, and contents of blocks of these sequences behind their ends are undefined.
@@ -117,7 +122,7 @@ class Step {
 
   Cache* cache_ = nullptr;
   std::vector<int64_t> ids_, positions_, kept_;
-  std::vector<int32_t> starts_, lengths_, chosen_, cells_, cross_tables_, cross_lengths_;
+  std::vector<int32_t> starts_, lengths_, hidden_, chosen_, cells_, cross_tables_, cross_lengths_;
   std::unique_ptr<Sources> sources_;
   std::vector<State> states_;
   std::vector<int32_t> free_cells_;

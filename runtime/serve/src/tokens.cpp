@@ -11,24 +11,38 @@ namespace dhlo::serve {
 // nothing of what a choice says: a draft is right as often as it would have been drawn.
 void Engine::take_rows(Item& item) {
   Choice& choice = *item.choice;
-  const int32_t* drafts = drafts_.data() + item.drafts_at;
-  int64_t accepted = 0;
-  while (extend(choice, step_.logits(item.row + accepted)) && accepted < item.drafts &&
-         choice.tokens.back() == drafts[accepted])
-    ++accepted;
-  choice.computed += accepted;
-  if (item.drafts > 0) note_drafts(item, accepted);
+  int32_t draft = -1;
+  path_.clear();
+  while (extend(choice, step_.logits(item.row + draft + 1)) &&
+         (draft = follower(item, draft, choice.tokens.back())) >= 0)
+    path_.push_back(draft);
+  if (!cache_->gather(*choice.sequence, item.end, {path_.data(), path_.size()})) throw std::bad_alloc();
+  choice.computed += static_cast<int64_t>(path_.size());
+  if (item.drafts > 0) note_drafts(item);
   if (choice.finish == DHLO_FINISH_NONE) give(choice);
 }
 
-// So many of the item's drafts were right.
-void Engine::note_drafts(Item& item, int64_t accepted) {
+// The item's draft of a token behind one of its drafts (-1: behind the choice's tokens); -1: there is none.
+int32_t Engine::follower(const Item& item, int32_t draft, int32_t token) const {
+  const Draft* drafts = drafts_.data() + item.drafts_at;
+  for (auto i = draft + 1; i < static_cast<int32_t>(item.drafts); ++i)
+    if (drafts[i].parent == draft && drafts[i].token == token) return i;
+  return -1;
+}
+
+// Those of path_ were right.
+void Engine::note_drafts(Item& item) {
   Choice& choice = *item.choice;
+  const auto accepted = static_cast<int64_t>(path_.size());
+  int64_t depth = 0;
+  TreeWalk walk;
+  for (int64_t i = 0; i < item.drafts; ++i)
+    depth = std::max(depth, walk.next(drafts_[static_cast<size_t>(item.drafts_at + i)]).depth);
   DraftLength& length = item.by_model ? choice.draft.length : choice.lookup_lengths[item.kind];
   DraftRates& rates = item.by_model ? model_rates_ : lookup_rates_[item.kind];
-  length.learn(item.drafts, accepted);
-  rates.learn(choice.request->rules.greedy(), item.drafts, accepted);
-  if (item.by_model) drafter_->verified(choice, item.end, item.drafts, accepted);
+  length.learn(depth, accepted);
+  rates.learn(choice.request->rules.greedy(), depth, accepted);
+  if (item.by_model) drafter_->verified(*item.job, item.end, {path_.data(), path_.size()});
   item.accepted = accepted;
   ++counts_.drafts;
   counts_.drafted_tokens += item.drafts;

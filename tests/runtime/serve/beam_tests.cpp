@@ -281,7 +281,7 @@ void time_choosing() {
     for (int32_t beam = 0; beam < beams; ++beam) {
       if (!search.beams()[static_cast<size_t>(beam)].live) continue;
       search.take_row(beam, beam);
-      sampler.weigh(x.data() + beam * vocabulary, {}, nullptr);
+      sampler.weigh(x.data() + beam * vocabulary, {}, nullptr, 0);
       search.offer(beam, sampler, ends);
     }
     search.choose(made);

@@ -148,6 +148,7 @@ void test_draft_model() {
     dhlo_engine_options options = options_of(100, 64, true);
     if (draft_model != nullptr) options.draft_model = draft_model->get();
     options.draft_cache_bytes = draft_blocks * toy::kBlock * 8;
+    options.draft_branches = 1;
     dhlo::Engine engine(toy::model(), &options);
     Random random{17};
     for (int i = 0; i < 12; ++i) {
@@ -181,6 +182,35 @@ void test_draft_model() {
     CHECK(said(&fails, temperature, 0, stats) == want);
     CHECK(stats.draft_failures > 0);
   }
+}
+
+// Drafts that are a tree: tokens are the same, and what a draft model holds second is of use where the first is wrong.
+void test_trees_of_drafts() {
+  const dhlo::Model second = toy::model<toy::Kind::kSecond>();
+  toy::taken_us = 500;  // so that long drafts pay
+  double accepted[2] = {};
+  for (const int32_t branches : {1, 4}) {
+    dhlo_engine_options options = options_of(200, 64, true);
+    options.draft_model = second.get();
+    options.draft_branches = branches;
+    dhlo::Engine engine(toy::model(), &options);
+    Random random{3};
+    std::vector<std::vector<int32_t>> prompts;
+    for (int i = 0; i < 8; ++i) {
+      prompts.push_back(prompt_of(random, 1 + random.below(60)));
+      dhlo_sampling sampling = greedy_sampling(200);
+      engine.submit(prompts.back(), &sampling);
+    }
+    Answers answers;
+    read(engine, answers, 8);
+    for (size_t i = 0; i < prompts.size(); ++i) CHECK((answers[{i + 1, 0}].tokens == toy::greedy(prompts[i], 200)));
+    const dhlo_engine_stats stats = engine.stats();
+    CHECK(stats.drafted_tokens > 2 * stats.drafts && stats.accepted_tokens > 0);
+    accepted[branches > 1 ? 1 : 0] = static_cast<double>(stats.accepted_tokens) / static_cast<double>(stats.drafts);
+    check_idle(engine);
+  }
+  toy::taken_us = 0;
+  CHECK(accepted[1] > 1.1 * accepted[0]);
 }
 
 // One that gives up its blocks to a longer prompt, in the step in which there was no room for it, comes again.
@@ -1056,6 +1086,7 @@ int main(int argc, char** argv) {
   CHECK(swaps > 0);
   test_draft_model();
   test_draft_model_sees_prompts_in_parts();
+  test_trees_of_drafts();
   test_short_prompts_beside_long_ones();
   test_drafts_wait_until_choices_part();
   test_drafts_end_with_positions();

@@ -2,11 +2,15 @@
 // tokens of a sequence that its tables lead to, so that a wrong block shows.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "dhlo/runtime.hpp"
@@ -17,6 +21,7 @@ constexpr int64_t kVocabulary = 50, kBlock = 16;
 // What these tokens do to a step that computes them.
 constexpr int32_t kFails = 49, kNan = 48;
 inline std::atomic<int64_t> computed{0};  // tokens
+inline std::atomic<int64_t> taken_us{0};  // that a step takes at least which says what is drafted
 inline std::atomic<int64_t> turns{0};     // sequences of a step that don't begin with the block of the one before them
 
 inline uint64_t mixed(uint64_t hash, uint64_t token) {
@@ -27,12 +32,12 @@ inline float logit(uint64_t hash, int64_t token) {
   return static_cast<float>(mixed(hash, static_cast<uint64_t>(token)) >> 40) * 0x1p-21f;  // 0 to 8
 }
 
-enum Input { kIds, kKept, kPool, kSlots, kTables, kStarts, kLengths, kChosen, kAdapters, kInputs };
+enum Input { kIds, kKept, kPool, kSlots, kTables, kStarts, kLengths, kHidden, kChosen, kAdapters, kInputs };
 
-// What a step says beside the one that it drafts for: the same, something else behind a third of all beginnings, or
-// nothing where there is a certain token; or a step with adapters, whose logits follow from all their weights, too; or
+// What a step says beside the one that it drafts for: the same, something else behind a third of all beginnings, the
+// second likeliest token first behind these, or nothing where there is a certain token; or a step with adapters, whose logits follow from all their weights, too; or
 // what several processes say together, the greatest logits of each.
-enum class Kind { kSame, kOften, kFails, kAdapted, kShared };
+enum class Kind { kSame, kOften, kSecond, kFails, kAdapted, kShared };
 constexpr int64_t kRank = 2, kWidth = 3, kAdapterElements = 2 * kRank * 2 * kWidth;  // of two products
 constexpr int32_t kUndrafted = 5;
 
@@ -51,6 +56,7 @@ int32_t run(dhlo_abi_call* call, const dhlo_tensor* in) {
              *starts = static_cast<const int32_t*>(in[kStarts].data),
              *lengths = static_cast<const int32_t*>(in[kLengths].data);
   auto* pool = static_cast<int64_t*>(in[kPool].data);
+  if (kind == Kind::kSame && taken_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(taken_us));
   const int64_t tokens = in[kIds].sizes[1];
   computed += tokens;
   for (int64_t s = 1; s < sequences; ++s) turns += tables[s * columns] != tables[(s - 1) * columns] ? 1 : 0;
@@ -62,9 +68,12 @@ int32_t run(dhlo_abi_call* call, const dhlo_tensor* in) {
     int64_t s = 0;
     while (s < sequences && starts[s + 1] <= kept[r]) ++s;
     const int64_t length = lengths[s] - (starts[s + 1] - 1 - kept[r]);
+    const auto hidden = static_cast<uint32_t>(static_cast<const int32_t*>(in[kHidden].data)[kept[r]]);
     uint64_t hash = 1;
     bool nan = false;
     for (int64_t p = 0; p < length; ++p) {
+      const int64_t before = length - 1 - p;
+      if (before > 0 && before <= 32 && (hidden >> (32 - before) & 1) != 0) continue;
       const int64_t token = pool[tables[s * columns + p / kBlock] * kBlock + p % kBlock];
       hash = mixed(hash, static_cast<uint64_t>(token));
       nan |= token == kNan;
@@ -76,6 +85,13 @@ int32_t run(dhlo_abi_call* call, const dhlo_tensor* in) {
     }
     if (kind == Kind::kOften && hash % 3 == 0) hash = ~hash;
     for (int64_t v = 0; v < kVocabulary; ++v) logits[r * kVocabulary + v] = v >= kNan ? -1 : logit(hash, v);
+    if (kind == Kind::kSecond && hash % 3 == 0) {
+      float* row = logits + r * kVocabulary;
+      float* first = std::max_element(row, row + kVocabulary);
+      const float most = std::exchange(*first, -1.f);
+      float* second = std::max_element(row, row + kVocabulary);
+      *first = std::exchange(*second, most);
+    }
     if (nan) logits[r * kVocabulary + 7] = std::numeric_limits<float>::quiet_NaN();
   }
   if (kind == Kind::kShared)
@@ -87,15 +103,12 @@ template <Kind kind = Kind::kSame, int32_t adapters_dtype = DHLO_F32>
 dhlo::Model model() {
   static const int64_t ids[] = {1, -1}, one[] = {-1}, pool[] = {1, -1, 1}, two[] = {-1, -1},
                        logits[] = {1, -1, kVocabulary}, adapters[] = {2, kAdapterElements};
-  static const dhlo_abi_value inputs[] = {{"input_ids", DHLO_I64, 2, ids, nullptr},
-                                          {"kept", DHLO_I64, 1, one, nullptr},
-                                          {"keys", DHLO_I64, 3, pool, nullptr},
-                                          {"slots", DHLO_I64, 1, one, nullptr},
-                                          {"tables", DHLO_I32, 2, two, nullptr},
-                                          {"starts", DHLO_I32, 1, one, nullptr},
-                                          {"lengths", DHLO_I32, 1, one, nullptr},
-                                          {"chosen", DHLO_I32, 1, one, nullptr},
-                                          {"adapters", adapters_dtype, 2, adapters, nullptr}};
+  static const dhlo_abi_value inputs[] = {
+      {"input_ids", DHLO_I64, 2, ids, nullptr}, {"kept", DHLO_I64, 1, one, nullptr},
+      {"keys", DHLO_I64, 3, pool, nullptr},     {"slots", DHLO_I64, 1, one, nullptr},
+      {"tables", DHLO_I32, 2, two, nullptr},    {"starts", DHLO_I32, 1, one, nullptr},
+      {"lengths", DHLO_I32, 1, one, nullptr},   {"hidden", DHLO_I32, 1, one, nullptr},
+      {"chosen", DHLO_I32, 1, one, nullptr},    {"adapters", adapters_dtype, 2, adapters, nullptr}};
   static const dhlo_abi_value outputs[] = {{"logits", DHLO_F32, 3, logits, nullptr}};
   static const dhlo_abi_check checks[] = {{DHLO_CHECK_ASSERT, -1, "no token may be the one that fails"}};
   static const int64_t updated[] = {kPool}, grows[] = {-1};
@@ -106,7 +119,8 @@ dhlo::Model model() {
   static const dhlo_abi_adapters room = {kChosen, kAdapters, kRank, 2, products};
   constexpr bool adapted = kind == Kind::kAdapted;
   static const dhlo_abi_paging paging = {kBlock, -1, kStarts, kLengths, 1, groups, 1,  pools, adapted ? &room : nullptr,
-                                         0,      -1, 0,       nullptr,  1, -1,     -1, 0,     nullptr};
+                                         0,      -1, 0,       nullptr,  1, -1,     -1, 0,     nullptr,
+                                         kHidden};
   static const dhlo_abi_level levels[] = {{"", ""}};
   static const dhlo_abi_code code[] = {{run<kind>, 0, nullptr, 0}};
   static const std::array<dhlo_abi_entry, 1> entries = [] {

@@ -132,8 +132,10 @@ typedef struct dhlo_engine_options {
                                     one. Needs model_digest. Its functions are called until dhlo_engine_close has come
                                     back, and may call none of the engine's. NULL: none */
   int32_t preemption;            /* a dhlo_preemption; default DHLO_PREEMPTION_RECOMPUTE */
-  int32_t reserved2;
-  int64_t swap_bytes;                    /* memory of what is swapped out at most; 0: as much as the pools */
+  int32_t draft_branches; /* so many of its drafts at most follow the same token, where the most likely ones are taken
+                             and both models let tokens be a tree (dhlo_abi_paging.hidden); 1: each follows another;
+                             default 4 */
+  int64_t swap_bytes;     /* memory of what is swapped out at most; 0: as much as the pools */
   const dhlo_communicator* communicator; /* the other processes that run a step with collective operations together with
                                             this one, number 0 of its only process group: they call dhlo_engine_follow.
                                             Copied; its ctx must outlive the engine. Hooks are called on the thread that

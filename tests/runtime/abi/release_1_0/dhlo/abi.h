@@ -18,7 +18,7 @@ extern "C" {
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
 /* The only version that this runtime hosts: a model of another one is to be compiled again. */
-#define DHLO_ABI_VERSION 11u
+#define DHLO_ABI_VERSION 12u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
 /* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it.
@@ -257,6 +257,8 @@ typedef struct dhlo_abi_paging {
   int64_t num_cross;
   const int64_t* cross; /* inputs [heads, slots, depth] that a run only reads: keys and values of what sequences are
                            about, as an encoder made them */
+  int64_t hidden; /* i32 [T]: the bits of each token's number, from the lowest on, are the 32 keys before its own, of
+                     which it doesn't see those that are set; -1: tokens of a sequence see all that are before them */
 } dhlo_abi_paging;
 
 /* What the processes of a group do together. Each of them runs those of a program in the same order. Append only. */
@@ -394,7 +396,7 @@ static_assert(sizeof(dhlo_abi_pool) == 32, "dhlo_abi_pool");
 static_assert(sizeof(dhlo_abi_page_group) == 24, "dhlo_abi_page_group");
 static_assert(sizeof(dhlo_abi_adapted) == 32, "dhlo_abi_adapted");
 static_assert(sizeof(dhlo_abi_adapters) == 40, "dhlo_abi_adapters");
-static_assert(sizeof(dhlo_abi_paging) == 144, "dhlo_abi_paging");
+static_assert(sizeof(dhlo_abi_paging) == 152, "dhlo_abi_paging");
 static_assert(sizeof(dhlo_abi_process_group) == 16, "dhlo_abi_process_group");
 static_assert(sizeof(dhlo_abi_collective) == 48, "dhlo_abi_collective");
 static_assert(sizeof(dhlo_abi_entry) == 152, "dhlo_abi_entry");

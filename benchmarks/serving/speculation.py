@@ -58,7 +58,8 @@ def main() -> None:
         kinds = {"none": options} | {f"lookup, {n}": replace(options, prompt_lookup=n) for n in (8, 16)}
         if given.draft_model:
             with_model = replace(options, draft_model=loaded(given.draft_model, given.draft_precision))
-            kinds |= {"draft model, 8": with_model, "both, 8": replace(with_model, prompt_lookup=8)}
+            kinds |= {"draft model, 8": replace(with_model, draft_branches=1), "as a tree": with_model}
+            kinds |= {"as a tree, and lookup, 8": replace(with_model, prompt_lookup=8)}
         engines = {name: Engine(model, each) for name, each in kinds.items()}
         for engine in engines.values():  # memory is touched, nothing is learned of drafts
             engine.generate(prompts[:1], SamplingParams(max_tokens=given.tokens, ignore_eos=True, speculate=False))

@@ -42,6 +42,9 @@ class Model {
         if (Live* one = any()) draft(*one);
         break;
       case 6: swap(); break;
+      case 7:
+        if (Live* one = any()) branch(*one);
+        break;
       default:
         if (Live* one = any()) extend(*one, 1 + (random_.below(3) == 0 ? random_.below(40) : 0));
     }
@@ -132,6 +135,26 @@ class Model {
     all.resize(static_cast<size_t>(kept));
     one.tokens = all;
     cache_->commit(one.sequence, view(one.tokens));
+  }
+  // Writes a tree of tokens, of which those on a way through it are kept.
+  void branch(Live& one) {
+    const auto end = static_cast<int64_t>(one.tokens.size()), drafts = random_.below(12) + 1;
+    if (!reserve(one, end + drafts)) return;
+    std::vector<int32_t> way;
+    for (int64_t i = 0; i < drafts; ++i) {
+      if (random_.below(2) != 0) {
+        content_.write(one.sequence, end + i, ~uint64_t{0});
+        continue;
+      }
+      one.tokens.push_back(token());
+      way.push_back(static_cast<int32_t>(i));
+      content_.write(one.sequence, end + i, Content::hashes(one.tokens, one.salt).back());
+    }
+    CHECK(cache_->gather(one.sequence, end, view(way)));
+    const auto kept = static_cast<int64_t>(one.tokens.size());
+    CHECK(cache_->truncate(one.sequence, kept) == kept);
+    cache_->commit(one.sequence, view(one.tokens));
+    verify(one);
   }
   void truncate(Live& one) {
     const int64_t wanted = random_.below(static_cast<int64_t>(one.tokens.size()) + 1);

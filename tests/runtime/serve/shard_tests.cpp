@@ -120,7 +120,7 @@ void read(dhlo::Engine& engine, std::map<std::pair<uint64_t, int32_t>, Told>& an
 }
 
 // Greedy tokens follow from both processes' pools: what only one would have copied shows.
-void test_greedy(int64_t blocks, int64_t step_tokens, int64_t lookup) {
+void test_greedy(int64_t blocks, int64_t step_tokens, int64_t lookup, const dhlo::Model* draft_model = nullptr) {
   Meeting meeting;
   Process leads{&meeting, 0}, follows{&meeting, 1};
   const dhlo_communicator here = communicator_of(&leads), there = communicator_of(&follows);
@@ -132,6 +132,7 @@ void test_greedy(int64_t blocks, int64_t step_tokens, int64_t lookup) {
   {
     dhlo_engine_options options = options_of(&here, blocks, step_tokens);
     options.prompt_lookup = std::min(lookup, step_tokens);
+    if (draft_model != nullptr) options.draft_model = draft_model->get();
     dhlo::Engine engine(model, &options);
     std::map<uint64_t, std::vector<int32_t>> prompts;
     std::map<std::pair<uint64_t, int32_t>, Told> answers;
@@ -152,7 +153,9 @@ void test_greedy(int64_t blocks, int64_t step_tokens, int64_t lookup) {
     }
     read(engine, answers, choices);
     for (const auto& [key, told] : answers) CHECK(told.tokens == toy::greedy(prompts.at(key.first), 30));
-    if (blocks < 20) CHECK(engine.stats().preemptions > 0);
+    const dhlo_engine_stats stats = engine.stats();
+    if (blocks < 20) CHECK(stats.preemptions > 0);
+    if (draft_model != nullptr) CHECK(stats.accepted_tokens > 0 && stats.drafted_tokens > 2 * stats.drafts);
   }
   other.join();
 }
@@ -238,6 +241,11 @@ int main() {
   test_greedy(200, 64, 0);
   test_greedy(9, 8, 4);  // preemption
   test_greedy(9, 512, 0);
+  const dhlo::Model second = toy::model<toy::Kind::kSecond>();
+  toy::taken_us = 500;  // so that trees of drafts pay
+  test_greedy(200, 64, 0, &second);
+  test_greedy(12, 64, 0, &second);
+  toy::taken_us = 0;
   test_failures();
   test_what_is_refused();
   if (failures == 0) std::printf("all passed\n");

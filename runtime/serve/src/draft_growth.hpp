@@ -22,10 +22,11 @@ class DraftOdds {
   }
   // Of the token of so much probability that is the `rank`-th likeliest behind another, from 0 on.
   float of(size_t rank, float probability) const { return odds_[row(rank)][column(probability)].rate; }
+  // Of the likeliest one behind any.
+  float of_first() const { return first_.rate; }
   void learn(size_t rank, float probability, bool right) {
-    Rate& x = odds_[row(rank)][column(probability)];
-    x.seen = std::min(x.seen + 1, kMost);
-    x.rate += ((right ? 1.f : 0.f) - x.rate) / x.seen;
+    odds_[row(rank)][column(probability)].learn(right);
+    if (rank == 0) first_.learn(right);
   }
 
  private:
@@ -35,6 +36,10 @@ class DraftOdds {
   static constexpr float kGuesses = 4, kMost = 256;  // what isn't known yet counts as so many; older ones weigh less
   struct Rate {
     float rate, seen;
+    void learn(bool right) {
+      seen = std::min(seen + 1, kMost);
+      rate += ((right ? 1.f : 0.f) - rate) / seen;
+    }
   };
   using Odds = std::array<Rate, kColumns>;
 
@@ -46,6 +51,7 @@ class DraftOdds {
   }
 
   std::array<Odds, kRanks> odds_;
+  Rate first_{0.5f, kGuesses};
 };
 
 // The drafts of one sequence in the making. What may follow a draft is known once the model has computed it: those
@@ -82,26 +88,30 @@ class DraftGrowth {
                       before * what.odds, what.rank, what.probability});
   }
   // Leaves the likeliest of all. No draft is likelier than the one that it follows, so that one is left as well.
-  void prune() {
-    if (nodes_.size() <= most_) return;
-    order_.clear();
-    for (const Node& node : nodes_) order_.push_back(node.value);
-    std::nth_element(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(most_ - 1), order_.end(),
-                     std::greater<>());
-    const float least = order_[most_ - 1];
-    auto equal =
-        static_cast<size_t>(std::count(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(most_), least));
-    moved_.assign(nodes_.size(), -1);
-    size_t kept = 0;
-    for (size_t i = 0; i < nodes_.size(); ++i) {
-      Node node = nodes_[i];
-      if (node.value < least || (node.value == least && equal == 0)) continue;
-      if (node.value == least) --equal;
-      if (node.parent >= 0) node.parent = moved_[static_cast<size_t>(node.parent)];
-      moved_[i] = static_cast<int32_t>(kept);
-      nodes_[kept++] = node;
+  void prune() { leave(most_); }
+  // Leaves as many as give most tokens for the time, one at least. `cost(n)`: of so many, over that of a step without.
+  template <class Cost>
+  void choose(const Cost& cost) {
+    sort();
+    double tokens = 1, best = 0;
+    size_t count = 0;
+    for (size_t n = 1; n <= order_.size(); ++n) {
+      tokens += order_[n - 1];
+      const double speed = tokens / (1 + cost(static_cast<int64_t>(n)));
+      if (speed > best) best = speed, count = n;
     }
-    nodes_.resize(kept);
+    leave(count);
+  }
+  // How many tokens are expected of a step that verifies them all.
+  double tokens() const {
+    double tokens = 1;
+    for (const Node& node : nodes_) tokens += node.value;
+    return tokens;
+  }
+  // How likely the next to be computed is right; 0: there is none.
+  float next() {
+    const auto best = likeliest();
+    return best == nodes_.end() || computed_.size() >= most_ ? 0 : best->value;
   }
   // Those to compute next, `most` or fewer: the likeliest that may be followed by one that is left, and others that are
   // about as likely. Returns how many there are.
@@ -146,6 +156,31 @@ class DraftGrowth {
     float probability;
   };
 
+  // Values, the greatest first.
+  void sort() {
+    order_.clear();
+    for (const Node& node : nodes_) order_.push_back(node.value);
+    std::sort(order_.begin(), order_.end(), std::greater<>());
+  }
+  void leave(size_t count) {
+    if (nodes_.size() <= count) return;
+    if (count == 0) return nodes_.clear();
+    sort();
+    const float least = order_[count - 1];
+    auto equal =
+        static_cast<size_t>(std::count(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(count), least));
+    moved_.assign(nodes_.size(), -1);
+    size_t kept = 0;
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      Node node = nodes_[i];
+      if (node.value < least || (node.value == least && equal == 0)) continue;
+      if (node.value == least) --equal;
+      if (node.parent >= 0) node.parent = moved_[static_cast<size_t>(node.parent)];
+      moved_[i] = static_cast<int32_t>(kept);
+      nodes_[kept++] = node;
+    }
+    nodes_.resize(kept);
+  }
   // Of those that aren't computed; none if nothing that follows it would be left.
   std::vector<Node>::iterator likeliest() {
     auto best = nodes_.end();

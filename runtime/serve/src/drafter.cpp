@@ -52,10 +52,10 @@ Drafter::Drafter(dhlo_model* model, const Step& target, const DrafterOptions& op
   rows_.reserve(static_cast<size_t>(options.max_sequences));
 }
 
-void Drafter::draft(std::vector<DraftJob>& jobs) {
+void Drafter::draft(std::vector<DraftJob>& jobs, const DraftPrices& prices) {
   for (DraftJob& job : jobs) {
     job.growth.start(job.most);
-    if (job.choice->request->rules.greedy() && job.most <= kMostTree) job.width = max_branches_;
+    if (job.most <= kMostTree) job.width = branches(job.choice->request->rules);
   }
   see(jobs);
   while (!rows_.empty()) {
@@ -69,16 +69,30 @@ void Drafter::draft(std::vector<DraftJob>& jobs) {
     for (Row& row : rows_) {
       DraftGrowth& growth = row.job->growth;
       row.first = static_cast<int64_t>(growth.computed().size());
-      const int64_t more = growth.expand(std::min(row.job->width, budget));
+      const int64_t more = pays(*row.job, prices) ? growth.expand(std::min(row.job->width, budget)) : 0;
       row.row = -1;
       if (more == 0) continue;
+      ++row.job->steps;
       const Choice& choice = *row.job->choice;
       row.row = step_.add(*choice.draft.sequence, choice.size(), {}, growth.computed(), row.first, more);
       budget -= more;
     }
     rows_.erase(std::remove_if(rows_.begin(), rows_.end(), [](const Row& row) { return row.row < 0; }), rows_.end());
   }
-  for (DraftJob& job : jobs) job.made = job.growth.write(job.drafts);
+  for (DraftJob& job : jobs) {
+    if (job.width > 1) job.growth.choose([&](int64_t drafts) { return prices.verify(drafts); });
+    job.made = job.growth.write(job.drafts);
+  }
+}
+
+// Whether another step of a tree is worth its time: what it may bring are drafts behind the likeliest that has none.
+bool Drafter::pays(DraftJob& job, const DraftPrices& prices) const {
+  if (job.width == 1) return true;
+  const auto made = static_cast<int64_t>(job.growth.size());
+  const double step = prices.times * cost(prices.decoding, 1, prices.step) * static_cast<double>(prices.decoding);
+  const double now = 1 + prices.verify(made) + static_cast<double>(job.steps) * step;
+  const double more = step + prices.verify(made + 1) - prices.verify(made);
+  return job.growth.next() * odds_.of_first() * now > more * job.growth.tokens();
 }
 
 // Adds what it hasn't seen of each, and makes room for what is drafted.

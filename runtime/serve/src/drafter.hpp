@@ -20,11 +20,21 @@ struct DraftJob {
   DraftJob(Choice* whose, int64_t wanted, Draft* room) : choice(whose), most(wanted), drafts(room) {}
 
   Choice* choice;      // all of its tokens are to be seen, then `most` are drafted
-  int64_t most;        // at least 1
+  int64_t most;        // at least 1; of a tree those are drafted that are worth their time
   Draft* drafts;       // room for `most`
   int64_t made = 0;    // fewer than wanted where it hasn't seen all yet, or can't
   int64_t width = 1;   // so many at most follow a token; 1 where tokens are drawn by chance
+  int64_t steps = 0;   // of the draft model, beside the one that sees the choice's tokens
   DraftGrowth growth;  // of the drafts
+};
+
+// What drafts cost in the step that is planned.
+struct DraftPrices {
+  const StepCost& step;
+  int64_t decoding;  // choices in it
+  double times;      // how many times what is expected drafts have cost
+  // Of verifying so many of a choice, as a part of the step.
+  double verify(int64_t drafts) const { return times * step.of_more(decoding, drafts) * static_cast<double>(decoding); }
 };
 
 struct DrafterOptions {
@@ -44,10 +54,12 @@ class Drafter {
 
   // All in lock step: first what it hasn't seen, a step's worth of it, then what follows a draft of each at a time, or
   // several. Tokens that are drawn by chance are drawn as the target's would be, with the same random number.
-  void draft(std::vector<DraftJob>& jobs);
+  void draft(std::vector<DraftJob>& jobs, const DraftPrices& prices);
   // Of the drafts of a job that were verified behind `size` tokens, those of `path`, one behind the other, are now the
   // choice's.
   void verified(DraftJob& job, int64_t size, Span<const int32_t> path);
+  // So many drafts at most may follow a token, where tokens are chosen so.
+  int64_t branches(const Rules& rules) const { return rules.greedy() ? max_branches_ : 1; }
   // Positions behind which nothing is drafted.
   int64_t max_positions() const { return max_positions_; }
   // What so many drafts take that one of so many sequences has a share in, as a part of a step of the target's.
@@ -79,6 +91,7 @@ class Drafter {
   void take();
   bool grow(const Row& row);
   bool draw(DraftJob& job, const void* logits, int64_t computed);
+  bool pays(DraftJob& job, const DraftPrices& prices) const;
 
   Step step_;
   std::unique_ptr<Cache> cache_;

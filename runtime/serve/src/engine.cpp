@@ -310,7 +310,7 @@ void Engine::make_drafts() {
     if (item.by_model) wanted_.emplace_back(item.choice, item.drafts, drafts_.data() + item.drafts_at);
   if (wanted_.empty()) return;
   const int64_t begin = now_ns();
-  drafter_->draft(wanted_);
+  drafter_->draft(wanted_, {cost_, decoding_, model_account_.times()});
   auto job = wanted_.begin();
   for (Item& item : items_) {
     if (!item.by_model) continue;

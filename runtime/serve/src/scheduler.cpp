@@ -11,6 +11,8 @@ namespace {
 
 // So long a choice waits for blocks that the tiers may have. What hasn't come by then is computed.
 constexpr int64_t kFetchNs = 1000000000;
+// So many drafts a tree has at most for each that would be worth it, were they to follow one another.
+constexpr int64_t kTreeOfChain = 2;
 // So many that wait have theirs fetched before it is their turn.
 constexpr int64_t kFetchAhead = 8;
 
@@ -134,7 +136,10 @@ Engine::DraftPlan Engine::plan_model(Choice& choice, int64_t most) {
   if (drafts == 0) return {};
   if (!model_account_.affords(cost(drafts) + (pays ? 0 : times * seeing), cost_.of(decoding_))) return {};
   const double seen = drafter_->cost_of_seeing(decoding_, std::min(unseen, max_step_tokens_), cost_);
-  return {drafts, speed, cost(drafts) / times + seen, 0, true};
+  const double expected = cost(drafts) / times + seen;
+  // A tree has as many as turn out to be worth it: that is known when they are made.
+  if (drafter_->branches(choice.request->rules) > 1) drafts = std::min({room, kTreeOfChain * drafts, kMostTree});
+  return {drafts, speed, expected, 0, true};
 }
 
 // What the cache knows of prompts that came since the last step, which gives them other places among those that wait.

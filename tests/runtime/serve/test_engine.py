@@ -24,6 +24,10 @@ def test_beams(build_native: BuildNative) -> None:
     assert run(build_native("beam_tests"), "beam_tests") == "all passed"
 
 
+def test_trees_of_drafts(build_native: BuildNative) -> None:
+    assert run(build_native("draft_tests"), "draft_tests") == "all passed"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
 def test_engine_under_sanitizers(build_native: BuildNative, sanitize: str) -> None:

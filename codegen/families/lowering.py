@@ -78,6 +78,7 @@ class Lowering:
         self.tiles, self.winograd = tile_spec(module.target), winograd
         self.module, self.states, self.constants, self.checks = module, states, constants, checks
         self.weights = weights
+        self.weight_bytes = sum(t.numel() * t.element_size() for t in weights.values())
         self._known: dict[Any, tuple[Structure, Any, set[str]]] = {}
 
     def once(self, group: Group, what: str, make: Callable[[], T]) -> T:

@@ -89,6 +89,7 @@ class Matmul:
     spec: TileSpec
     narrow: bool = False  # the last panel may be at most a vector wide, and is then computed as one
     splits: bool = False  # products without batches may be split over k; operands have memory for the parts
+    beside: int = 0  # bytes of all constants of the program, of which B is one
 
     def kernel(self, *, rows: bool, source: PanelSource, parts: bool = False) -> str:
         """Symbol of a variant: A read in place or packed, B from a source of panels, parts of k."""
@@ -304,6 +305,7 @@ class Matmul:
             copied=copied,
             by_tiles=by_tiles,
             always=copied and source is not _STRIDED,
+            beside=self.beside,
         )
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
         return _Blocking(plan, panels, in_place, count)

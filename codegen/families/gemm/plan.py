@@ -36,7 +36,8 @@ class Plan:
     More blocks balance threads and keep their rows of A in cache; fewer stream B less often. The candidates are few and
     more, what the cache asks for and more, and one for each row panel; the cheapest by the cost model wins. Where A is packed,
     threads may take whole blocks only, each of which is then packed once. `copied`: B isn't in panels; `by_tiles`: whether tiles
-    pack it on the way; `always`: each block makes panels for itself.
+    pack it on the way; `always`: each block makes panels for itself; `beside`: bytes of constants beside which B goes through the
+    caches, where it is one.
     """
 
     def __init__(
@@ -53,12 +54,13 @@ class Plan:
         copied: bool,
         by_tiles: V | None = None,
         always: bool = False,
+        beside: int = 0,
     ) -> None:
         fn = host.fn
         self.fn, self.spec, self.elem = fn, spec, elem
         lone, columns = fn.cmp("le", panels, 1), fn.max(panels, 1)  # rows of A that meet one panel needn't stay in a cache
         deep = self._cut_depth(host, m, k, lone, copied=copied)
-        self.right = RightSide.of(host, spec, elem, m, k, columns, copied=copied, by_tiles=by_tiles, always=always)
+        self.right = RightSide.of(host, spec, elem, m, k, columns, copied=copied, by_tiles=by_tiles, always=always, beside=beside)
 
         row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
         a_bytes = spec.left_parts(elem) * BITS[unit(elem)] // 8

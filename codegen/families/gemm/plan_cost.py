@@ -89,9 +89,10 @@ class RightSide:
         copied: bool,
         by_tiles: V | None,
         always: bool,
+        beside: int,
     ) -> RightSide:
         """`columns` panels of `k` units; `copied`: they aren't packed yet; `by_tiles`: tiles may pack them on the way;
-        `always`: each block makes them for itself."""
+        `always`: each block makes them for itself; `beside`: bytes of constants that go through the caches between two calls."""
         fn, row_bytes = host.fn, spec.row_bytes(elem)
         slow, (most_wide, least_wide) = l3_is_slow(host), _WIDE_PANELS
         wide = fn.cmp("ge", columns, fn.select(slow, fn.i64(least_wide), most_wide))
@@ -106,7 +107,8 @@ class RightSide:
         far = fn.and_(far, fn.cmp("gt", m, _FEW_PANELS * spec.rows(elem)))
         few_rows = fn.not_(far) if may_stream(elem, spec) else fn.const(1, I1)
         by_tiles = None if by_tiles is None else fn.and_(by_tiles, near)
-        return cls(fn, spec, copied, copying, own, stream, fn.select(inside, 0, stream), near, wide, few_rows, by_tiles, always)
+        stays = fn.and_(inside, fn.cmp("ge", host.l2_bytes, beside))
+        return cls(fn, spec, copied, copying, own, stream, fn.select(stays, 0, stream), near, wide, few_rows, by_tiles, always)
 
     def packs_own(self, uses: V, rows: V) -> V:
         """Whether each of a panel's uses, blocks of so many rows, packs it to scratch: no second launch, no way through memory."""

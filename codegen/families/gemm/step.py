@@ -62,6 +62,8 @@ class GemmFamily(ChoiceFamily):
             raise CompileError(f"product of bytes with {self.b_type} that is no codes has no kernel", where=where(op))
         self.matrices, dims = _repeated(op.operands[1])
         self.weight = None if self.coded is not None else low.constant_value(self.matrices)
+        if self.weight is not None:
+            self.matmul = replace(self.matmul, beside=low.weight_bytes)
         self.b = None if self.coded is not None or self.weight is not None else low.view(group, op.operands[1])
         b_strides = self._b_batch_strides(dims)
         # All leading dims of the left side are rows where one matrix serves them all.

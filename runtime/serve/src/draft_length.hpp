@@ -10,6 +10,8 @@ namespace dhlo::serve {
 // Of a sequence, and of one source of drafts.
 class DraftLength {
  public:
+  // `keep`: what a rate keeps of itself where another token is verified.
+  explicit DraftLength(double keep = 0.8) : keep_(keep) {}
   // Of a new sequence: how often drafts are accepted in others.
   void start(double rate) { rate_ = rate; }
   double rate() const { return rate_; }
@@ -37,7 +39,8 @@ class DraftLength {
 
   // What became of a draft.
   void learn(int64_t drafted, int64_t accepted) {
-    learn(drafted, accepted, kKeep, rate_);
+    learn(drafted, accepted, std::min(keep_, 1 - 1 / (verified_ + kGuesses)), rate_);
+    verified_ += static_cast<double>(std::min(accepted + 1, drafted));
     pause_ = accepted > 0 ? kFirstPause : std::min(pause_ * 2, kLongestPause);
     waited_ = 0;
   }
@@ -50,9 +53,9 @@ class DraftLength {
 
  private:
   static constexpr int64_t kFirstPause = 16, kLongestPause = 1024;
-  static constexpr double kKeep = 0.8;
+  static constexpr double kGuesses = 4;  // what others' rate counts as
 
-  double rate_ = 0.5;
+  double keep_, rate_ = 0.5, verified_ = 0;
   int64_t waited_ = 0, pause_ = kFirstPause;
 };
 
@@ -97,7 +100,7 @@ class DraftAccount {
   double times() const { return times_; }
 
  private:
-  static constexpr double kAllowance = 0.005, kSteps = 8, kNs = 5e6, kKeep = 0.9;
+  static constexpr double kAllowance = 0.005, kSteps = 12, kNs = 5e6, kKeep = 0.9;
   static double most(double step_ns) { return std::max(kSteps, kNs / step_ns); }
 
   double lost_ = 0, planned_ = 0, times_ = 1;

@@ -62,7 +62,7 @@ void Drafter::draft(std::vector<DraftJob>& jobs, const DraftPrices& prices) {
     const int64_t begin = now_ns(), tokens = step_.tokens();
     if (!run()) break;
     take();
-    cost_.learn(tokens, now_ns() - begin);
+    if (warm()) cost_.learn(tokens, now_ns() - begin);
     step_.clear();
     int64_t budget = max_step_tokens_;
     rows_.erase(std::remove_if(rows_.begin(), rows_.end(), [](const Row& row) { return row.row < 0; }), rows_.end());

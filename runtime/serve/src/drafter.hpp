@@ -73,6 +73,8 @@ class Drafter {
     return cost_.of(sequences) * cost_.of_more(sequences, tokens) / target.of(sequences);
   }
   int64_t steps() const { return steps_; }
+  // Whether its memory has been touched: its first step says little of what others take.
+  bool warm() const { return steps_ > 1; }
   int64_t failures() const { return failures_; }
   // Stops a step that is in progress, from any thread.
   void cancel() { step_.cancel(); }

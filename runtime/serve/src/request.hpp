@@ -31,7 +31,7 @@ struct DraftState {
   std::optional<Sequence> sequence;  // of its own cache
   int64_t computed = 0;              // tokens of the choice that are in it
   bool failed = false;               // it can't compute this choice
-  DraftLength length;
+  DraftLength length{0.95};          // unlike what a text repeats, what it knows is alike throughout
 
   void drop() {
     sequence.reset();

@@ -130,9 +130,10 @@ Engine::DraftPlan Engine::plan_model(Choice& choice, int64_t most) {
     const double part = std::min(1., static_cast<double>(n + 1) / left);
     return 1 + (cost(n) + times * seeing * part) * static_cast<double>(decoding_);
   });
-  // What it sees is worth its time where drafts are known to be accepted.
-  const bool pays = drafts > 0 && model_rates_.known(choice.request->rules.greedy());
-  if (drafts == 0 && length.tries()) drafts = 1;
+  // What it sees is worth its time where drafts are known to be accepted. Until that is known, and what they cost, some
+  // are tried at once.
+  const bool known = model_rates_.known(choice.request->rules.greedy()), pays = drafts > 0 && known;
+  if (drafts == 0 && (length.tries() || !known)) drafts = 1;
   if (drafts == 0) return {};
   if (!model_account_.affords(cost(drafts) + (pays ? 0 : times * seeing), cost_.of(decoding_))) return {};
   const double seen = drafter_->cost_of_seeing(decoding_, std::min(unseen, max_step_tokens_), cost_);

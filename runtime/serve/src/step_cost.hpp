@@ -16,9 +16,9 @@ class StepCost {
     if (tokens < kFew) {
       Few& few = few_[static_cast<size_t>(tokens)];
       few.seen = few.seen < kSteps ? few.seen + 1 : kSteps;
-      // One that was interrupted says little.
-      const double most = few.seen > 1 ? kOutlier * few.ns : y;
-      few.ns += ((y < most ? y : most) - few.ns) / few.seen;
+      // The first of its size touches memory that later ones find, and one that was interrupted says little.
+      const double most = few.seen > kFirst ? kOutlier * few.ns : few.seen > 1 ? few.ns : y;
+      few.ns += ((y < most ? y : most) - few.ns) / (few.seen > kFirst ? few.seen : 1);
     }
     n_ += 1;
     x_ += x;
@@ -41,7 +41,7 @@ class StepCost {
   }
 
  private:
-  static constexpr double kKeep = 0.98, kGuess = 0.125, kLeast = 0.005, kSteps = 32, kOutlier = 2;
+  static constexpr double kKeep = 0.98, kGuess = 0.125, kLeast = 0.005, kSteps = 32, kOutlier = 2, kFirst = 3;
   static constexpr int64_t kFew = 64;
   struct Few {
     double ns = 0, seen = 0;

@@ -59,6 +59,7 @@ void Engine::settle_drafts(int64_t ns, bool prompts) {
   if (expected <= 0) return;
   const double step_ns = cost_.of(decoding_), more = static_cast<double>(ns) / step_ns - 1;
   for (const Item& item : items_) {
+    if (item.by_model && !drafter_->warm()) continue;
     DraftAccount& account = item.by_model ? model_account_ : lookup_account_;
     const double times = prompts || !cost_.known() ? account.times() : std::clamp(more / expected, kLeast, kMost);
     const double gain = static_cast<double>(item.accepted) / static_cast<double>(decoding_);

@@ -345,6 +345,7 @@ def test_generate_by_an_adapter(started: tuple[Path, Path, Served], tmp_path: Pa
         (["--port", "0", "--cache-folder", "blocks", "--cache-folder-gb", "0"], "folder_bytes must be positive"),
         (["--port", "0", "--cache-store", "ftp://x"], "a store is s3://BUCKET/PREFIX"),
         (["--port", "0", "--draft-tokens", "4"], "--draft-tokens: does nothing without --draft-model"),
+        (["--port", "0", "--draft-branches", "2"], "--draft-branches: does nothing without --draft-model"),
         (["--port", "0", "--cache-folder-gb", "4"], "--cache-folder-gb: does nothing without --cache-folder"),
         (["--port", "0", "--swap-gb", "4"], "--swap-gb: does nothing without --preemption swap"),
         (["--port", "0", "--preemption", "swop"], "'swop' is neither recompute nor swap"),

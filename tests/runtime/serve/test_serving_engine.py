@@ -323,6 +323,9 @@ def test_draft_model(model: Any, step: CompiledModel, draft_step: CompiledModel)
         Engine(step, replace(small, encoder=step))
     with pytest.raises(ContractError, match="draft_tokens"):
         Engine(step, replace(small, draft_tokens=25))
+    for branches in (0, 33, -(1 << 40), 1 << 40):
+        with pytest.raises(ContractError, match="draft_branches"):
+            Engine(step, replace(small, draft_branches=branches))
 
 
 def test_samples_are_the_same_in_any_company(step: CompiledModel) -> None:

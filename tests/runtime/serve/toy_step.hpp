@@ -56,7 +56,8 @@ int32_t run(dhlo_abi_call* call, const dhlo_tensor* in) {
              *starts = static_cast<const int32_t*>(in[kStarts].data),
              *lengths = static_cast<const int32_t*>(in[kLengths].data);
   auto* pool = static_cast<int64_t*>(in[kPool].data);
-  if ((kind == Kind::kSame || kind == Kind::kShared) && taken_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(taken_us));
+  if ((kind == Kind::kSame || kind == Kind::kShared) && taken_us > 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(taken_us));
   const int64_t tokens = in[kIds].sizes[1];
   computed += tokens;
   for (int64_t s = 1; s < sequences; ++s) turns += tables[s * columns] != tables[(s - 1) * columns] ? 1 : 0;

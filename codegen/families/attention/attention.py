@@ -14,6 +14,7 @@ from dhlo.codegen.families.attention.decode import (
     partial_floats,
 )
 from dhlo.codegen.families.attention.prefill import emit_prefill, prefill_scratch_bytes
+from dhlo.codegen.families.attention.tiles import in_tiles
 from dhlo.codegen.families.box import grain_by_cycles, grain_of, steps_ahead
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, F64, I32, I64, Fn, KernelModule, V
@@ -138,11 +139,11 @@ class Attention:
             scale_bits(f, scale),
             steps_ahead(host, "ahead_few"),
         ]
-        first = f.i64(past)
+        first, of_tiles = f.i64(past), in_tiles(host, self.spec)
         few = f.cmp("le", rows, self.spec.few_rows)
         with f.when(f.and_(few, f.cmp("gt", f.mul(heads, rows), 0))):
             splits = self._splits(host, heads, skv)
-            args = [*head, splits, first, *scales, *sinks, *extra_args]
+            args = [*head, splits, first, of_tiles, *scales, *sinks, *extra_args]
             per_item = f.divu(f.mul(cost, f.add(rows, 2)), splits)
             host.launch(
                 f"{self.symbol}_decode",
@@ -159,7 +160,7 @@ class Attention:
             blocks = f.ceildivu(rows, self.spec.rows)
             host.launch(
                 f"{self.symbol}_prefill",
-                [*head, blocks, first, *scales, *sinks, *extra_args],
+                [*head, blocks, first, of_tiles, *scales, *sinks, *extra_args],
                 f.mul(heads, blocks),
                 grain_by_cycles(host, f.mul(cost, self.spec.rows)),
                 prefill_scratch_bytes(self.spec),

@@ -46,8 +46,8 @@ LOG2E = math.log2(math.e)
 _LEAST_KEYS = 96
 
 # q k v o workspace; strides (batch, head, row) of q, k, v, o; kv heads, group, rows of q, rows of k; scale; how many rows ahead V
-# is prefetched; blocks or splits; keys before that of the first query, where causal
-_ARG_TYPES = (PTR,) * 5 + (I64,) * 20
+# is prefetched; blocks or splits; keys before that of the first query, where causal; whether products are of tiles
+_ARG_TYPES = (PTR,) * 5 + (I64,) * 21
 # the scales of K or V, and their strides (batch, head, row)
 _SCALE_TYPES = (PTR, I64, I64, I64)
 # those of `Pages`
@@ -199,6 +199,7 @@ class Args:
     ahead: V
     parts: V
     past: V
+    in_tiles: V
     k_scales: Sequence[V]  # pointer, then strides; empty where there are none
     v_scales: Sequence[V]
     pages: Pages | None
@@ -219,7 +220,9 @@ class Args:
         strides = (a[5:8], a[8:11], a[11:14], a[14:17])
         sizes = (a[17], a[18], a[19], a[20])
         scales = k_scales, v_scales
-        return Args(a[0], a[1], a[2], a[3], a[4], *strides, *sizes, scale, a[22], a[23], a[24], *scales, pages, sinks, hidden)
+        return Args(
+            a[0], a[1], a[2], a[3], a[4], *strides, *sizes, scale, a[22], a[23], a[24], a[25], *scales, pages, sinks, hidden
+        )
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dhlo.codegen.families.attention.cascade import Batch, Count, begun_at, coun
 from dhlo.codegen.families.attention.common import Args, MaskEmitter, Paging, Rows, Span, Spec, first_key
 from dhlo.codegen.families.attention.decode import KEYS, combine_row, combine_scratch_bytes, partial_floats
 from dhlo.codegen.families.attention.prefill import BlockOfRows, Part, emit_parts, prefill_scratch_bytes
+from dhlo.codegen.families.attention.tiles import in_tiles
 from dhlo.codegen.families.box import grain_by_cycles, grain_of, steps_ahead
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.families.lowering import GroupHost
@@ -186,7 +187,7 @@ class PagedKernel:
         keys, longest, products = self._keys(host, batch, group)
         units, parts = self._count(host, batch, group, self._keys_of_part(host, batch, kv_heads, keys, longest))
         args = [q, k, v, o, batch.partial, *q_strides, *k_strides, *v_strides, *o_strides, kv_heads, group, batch.tokens, zero]
-        args += [scale_bits(f, scale), steps_ahead(host, "ahead_few"), zero, zero]
+        args += [scale_bits(f, scale), steps_ahead(host, "ahead_few"), zero, zero, in_tiles(host, spec)]
         halvings = _halvings(f, batch.sequences)
         args += [*scales, batch.tables, batch.columns, batch.starts, batch.lengths, batch.counts, batch.sequences, halvings]
         args += [batch.blocks, batch.cell, batch.positions, batch.begun, begun_parts, tokens, *sinks, *hidden, *extra_args]

@@ -37,6 +37,20 @@ from dhlo.codegen.families.attention.common import (
     weight,
 )
 from dhlo.codegen.families.attention.decode import KEYS, decode_scratch_bytes, emit_rows, partial_floats
+from dhlo.codegen.families.attention.tiles import (
+    configure,
+    copy_query,
+    copy_rows,
+    multiply_scores,
+    multiply_values,
+    pack_queries,
+    pack_values,
+    pack_weights,
+    query_units,
+    release,
+    serves,
+    tile_scratch,
+)
 from dhlo.codegen.families.combine import raised
 from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V
@@ -64,6 +78,8 @@ class _Scratch:
         self.keys = self._take(0 if spec.k.is_f32 and in_place else spec.keys * spec.qk_pad)
         self.values = self._take(0 if spec.v.is_f32 and in_place else spec.keys * spec.v_pad)
         self.scales = self._take(spec.keys if spec.k.scaled or spec.v.scaled else 0)
+        for name, size in tile_scratch(spec).items():
+            setattr(self, name, self._take(size))
 
     def _take(self, n: int) -> int:
         start = self.size
@@ -92,16 +108,18 @@ def emit_prefill(module: KernelModule, name: str, spec: Spec) -> None:
     fn.done()
 
 
-def emit_parts(module: KernelModule, name: str, spec: Spec) -> tuple[str, str]:
-    """Emits what blocks of rows need beside the kernel `name`: the functions for few rows, and for more."""
+def emit_parts(module: KernelModule, name: str, spec: Spec) -> tuple[str, ...]:
+    """Emits what blocks of rows need beside the kernel `name`: the functions for few rows, for more, and for these in tiles, if
+    there is such a form."""
     base = name.rpartition("_")[0]
-    return emit_rows(module, spec, base), _emit_block(module, spec, base)
+    forms = (False, True) if serves(spec) else (False,)
+    return emit_rows(module, spec, base), *(_emit_block(module, spec, base, in_tiles=x) for x in forms)
 
 
-def _emit_block(module: KernelModule, spec: Spec, name: str) -> str:
+def _emit_block(module: KernelModule, spec: Spec, name: str, *, in_tiles: bool) -> str:
     """Emits `<name>_block(args, scratch, b, several, h, row0, rows, lo, hi, partial)`, which is to more rows what `emit_rows` is to
-    few, and returns its symbol."""
-    symbol = f"{name}_block"
+    few, or the same `in_tiles`, and returns its symbol."""
+    symbol = f"{name}_tiles" if in_tiles else f"{name}_block"
     if symbol in module.functions:
         return symbol
     table = emit_microkernel_table(module, F32, rows=True, spec=spec.tiles.alone)
@@ -113,8 +131,12 @@ def _emit_block(module: KernelModule, spec: Spec, name: str) -> str:
     a, lay = Args.load(fn, spec), vars(_Scratch(spec))
     at = {k: fn.gep(scratch, x, F32) for k, x in lay.items() if k not in ("size", "_align")}
     span = Span.of(fn, a, b, several)
-    _pack_queries(fn, a, spec, at, span, h, row0, fn.mul(a.group, span.queries))
-    _block(fn, a, spec, at, fn.address_of(table), span, h, row0, n, lo, hi, several)
+    _pack_queries(fn, a, spec, at, span, h, row0, fn.mul(a.group, span.queries), in_tiles=in_tiles)
+    if in_tiles:
+        configure(fn, at)
+    _block(fn, a, spec, at, None if in_tiles else fn.address_of(table), span, h, row0, n, lo, hi, several)
+    if in_tiles:
+        release(fn)
     whole = fn.cmp("eq", fn.ptr_to_int(partial), 0)
     with fn.when(whole):
         _finish(fn, a, spec, at, span, n)
@@ -140,10 +162,10 @@ class Part:
 class BlockOfRows:
     """A block of query rows of one sequence and kv head, inside a kernel."""
 
-    def __init__(self, fn: Fn, a: Args, spec: Spec, parts: tuple[str, str]) -> None:
+    def __init__(self, fn: Fn, a: Args, spec: Spec, parts: tuple[str, ...]) -> None:
         """`parts` are those of `emit_parts`."""
         self.fn, self.a, self.spec = fn, a, spec
-        self.few_rows, self.block = parts
+        self.few_rows, *self.blocks = parts
 
     def attend(self, b: V, h: V, row0: V, part: Part | None = None) -> None:
         """Attends with the rows from row0 on, of element b of the batch, or of sequence b, and kv head h; to a part of the keys, if
@@ -169,8 +191,10 @@ class BlockOfRows:
         few = fn.cmp("le", n, self.spec.few_rows)
         with fn.when(few):
             fn.call(self.few_rows, [*head, fn.int_to_ptr(begun)])
-        with fn.when(fn.not_(few)):
-            fn.call(self.block, head)
+        of_tiles = fn.cmp("ne", self.a.in_tiles, 0) if len(self.blocks) > 1 else fn.const(0, I1)
+        for block, chosen in zip(self.blocks, (fn.not_(of_tiles), of_tiles), strict=False):
+            with fn.when(fn.and_(fn.not_(few), chosen)):
+                fn.call(block, head)
 
 
 def _column_chunks(columns: int, most: int) -> list[tuple[int, int]]:
@@ -220,8 +244,9 @@ def _emit_value_kernel(module: KernelModule, spec: Spec, mr: int) -> None:
     fn.done()
 
 
-def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, row0: V, rows: V) -> None:
-    """Scaled Q^T[column][query], row of Q and head of each row, empty statistics; rows beyond the last repeat it."""
+def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, row0: V, rows: V, *, in_tiles: bool) -> None:
+    """Scaled Q^T[column][query], or Q as tiles have it, row of Q and head of each row, empty statistics; rows beyond the last
+    repeat it."""
     base = fn.gep(a.q, fn.mul(span.batch, a.qs[0]), spec.elem)
     first_head, scale = fn.mul(h, a.group), fn.splat(scale_of_queries(fn, a, spec))
     with fn.loop(0, spec.rows) as r:
@@ -237,15 +262,16 @@ def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: 
         if a.sinks is not None:
             fn.store(fn.load(fn.gep(a.sinks, head, F32), F32), fn.gep(at["sinks"], r.iv, F32))
         p = fn.gep(base, offset(fn, a.qs[1:], head, query), spec.elem)
-        to = fn.gep(at["rows"], fn.mul(r.iv, spec.qk_pad), F32)
-        for k in range(0, spec.qk_pad, fn.lanes):
-            fn.store(fn.mul(load_row(fn, p, spec.elem, spec.head_dim, k), scale), fn.gep(to, k, F32))
-    with fn.loop(0, spec.halves) as half, fn.loop(0, spec.qk_pad, fn.lanes) as c:
-        src = fn.gep(fn.gep(at["rows"], fn.mul(half.iv, fn.lanes * spec.qk_pad), F32), c.iv, F32)
-        block = transpose_block(fn, [fn.load(fn.gep(src, i * spec.qk_pad, F32), fn.vec(F32)) for i in range(fn.lanes)])
-        dst = fn.gep(fn.gep(at["qt"], fn.mul(c.iv, spec.rows), F32), fn.mul(half.iv, fn.lanes), F32)
-        for i, x in enumerate(block):
-            fn.store(x, fn.gep(dst, i * spec.rows, F32))
+        if in_tiles:
+            copy_query(fn, spec, at, p, r.iv)
+        else:
+            to = fn.gep(at["rows"], fn.mul(r.iv, spec.qk_pad), F32)
+            for k in range(0, spec.qk_pad, fn.lanes):
+                fn.store(fn.mul(load_row(fn, p, spec.elem, spec.head_dim, k), scale), fn.gep(to, k, F32))
+    if in_tiles:
+        pack_queries(fn, spec, at)
+    else:
+        _turn_queries(fn, spec, at)
     zero = fn.const(0.0, fn.vec(F32))
     with fn.loop(0, spec.v_pad * spec.rows, fn.lanes) as z:
         fn.store(zero, fn.gep(at["ot"], z.iv, F32))
@@ -254,36 +280,30 @@ def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: 
         fn.store(zero, fn.gep(at["total"], k, F32))
 
 
+def _turn_queries(fn: Fn, spec: Spec, at: dict[str, V]) -> None:
+    """Q^T[column][query] of the rows."""
+    with fn.loop(0, spec.halves) as half, fn.loop(0, spec.qk_pad, fn.lanes) as c:
+        src = fn.gep(fn.gep(at["rows"], fn.mul(half.iv, fn.lanes * spec.qk_pad), F32), c.iv, F32)
+        block = transpose_block(fn, [fn.load(fn.gep(src, i * spec.qk_pad, F32), fn.vec(F32)) for i in range(fn.lanes)])
+        dst = fn.gep(fn.gep(at["qt"], fn.mul(c.iv, spec.rows), F32), fn.mul(half.iv, fn.lanes), F32)
+        for i, x in enumerate(block):
+            fn.store(x, fn.gep(dst, i * spec.rows, F32))
+
+
 def _block(
-    fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, span: Span, h: V, row0: V, n: V, lo: V, stop: V, several: V
+    fn: Fn, a: Args, spec: Spec, at: dict[str, V], table: V | None, span: Span, h: V, row0: V, n: V, lo: V, stop: V, several: V
 ) -> None:
-    """Runs over keys lo to stop - 1."""
+    """Runs over keys lo to stop - 1, with the micro-kernels of a table, or in tiles."""
     first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
     hides = _any_hidden(fn, spec, at) if spec.hides else None
     with fn.loop(lo, stop, spec.keys) as key:
         count = fn.min(fn.sub(stop, key.iv), spec.keys)
-        k, ldk, v, ldv = _keys_and_values(fn, a, spec, at, span, h, key.iv, count)
-        runs = fn.ceildivu(count, spec.tiles.mr)
-        with fn.loop(0, runs) as t:
-            lo = fn.divu(fn.mul(t.iv, count), runs)
-            size = fn.sub(fn.divu(fn.mul(fn.add(t.iv, 1), count), runs), lo)
-            if spec.k.is_f32:
-                _prefetch_rows(fn, spec, fn.gep(k, fn.mul(fn.add(lo, size), ldk), F32), ldk, size)
-            ukr = fn.load(fn.gep(tiles, fn.sub(size, 1), PTR), PTR)
-            fn.call_ptr(
-                ukr,
-                [
-                    fn.gep(k, fn.mul(lo, ldk), F32),
-                    ldk,
-                    at["qt"],
-                    fn.i64(spec.head_dim),
-                    fn.gep(at["scores"], fn.mul(lo, spec.rows), F32),
-                    fn.i64(0),
-                    at["qt"],  # which is near: nothing else is to be fetched
-                    fn.i64(spec.tiles.alone.row_bytes(F32)),
-                    fn.i64(0),
-                ],
-            )
+        if table is None:
+            _copy_keys_and_values(fn, a, spec, at, span, h, key.iv, count)
+            multiply_scores(fn, a, spec, at, count)
+        else:
+            k, ldk, v, ldv = _keys_and_values(fn, a, spec, at, span, h, key.iv, count)
+            _score(fn, spec, at, table, k, ldk, count)
         if spec.softcap:
             with fn.loop(0, fn.mul(count, spec.rows), fn.lanes) as e:
                 p = fn.gep(at["scores"], e.iv, F32)
@@ -302,10 +322,60 @@ def _block(
             with fn.when(fn.or_(of_all, fn.cmp("le", key.iv, fn.sub(span.own(fn, last), window)))):
                 _mask(fn, spec, at, "gt", fn.add(key.iv, window), count)
         _softmax(fn, spec, at, count)
-        ahead = fn.mul(ldv, a.ahead)
-        for c, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
-            to = fn.gep(at["ot"], c * spec.rows, F32)
-            fn.call(f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, to, at["alpha"], ahead])
+        if table is None:
+            pack_values(fn, spec, at, count)
+            pack_weights(fn, spec, at, count)
+            multiply_values(fn, spec, at, count)
+        else:
+            ahead = fn.mul(ldv, a.ahead)
+            for c, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
+                to = fn.gep(at["ot"], c * spec.rows, F32)
+                fn.call(f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, to, at["alpha"], ahead])
+
+
+def _score(fn: Fn, spec: Spec, at: dict[str, V], table: V, k: V, ldk: V, count: V) -> None:
+    """Scores of `count` keys of f32, whose rows are `ldk` apart."""
+    runs = fn.ceildivu(count, spec.tiles.mr)
+    with fn.loop(0, runs) as t:
+        lo = fn.divu(fn.mul(t.iv, count), runs)
+        size = fn.sub(fn.divu(fn.mul(fn.add(t.iv, 1), count), runs), lo)
+        if spec.k.is_f32:
+            _prefetch_rows(fn, spec, fn.gep(k, fn.mul(fn.add(lo, size), ldk), F32), ldk, size)
+        ukr = fn.load(fn.gep(table, fn.sub(size, 1), PTR), PTR)
+        fn.call_ptr(
+            ukr,
+            [
+                fn.gep(k, fn.mul(lo, ldk), F32),
+                ldk,
+                at["qt"],
+                fn.i64(spec.head_dim),
+                fn.gep(at["scores"], fn.mul(lo, spec.rows), F32),
+                fn.i64(0),
+                at["qt"],  # which is near: nothing else is to be fetched
+                fn.i64(spec.tiles.alone.row_bytes(F32)),
+                fn.i64(0),
+            ],
+        )
+
+
+def _copy_keys_and_values(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, key0: V, count: V) -> None:
+    """Rows of K and of V of a block of keys, as tiles are made of."""
+    sides = (
+        (a.k, a.ks, spec.head_dim, at["tile_keys"], query_units(spec)),
+        (a.v, a.vs, spec.value_dim, at["tile_values"], spec.v_pad // 2),
+    )
+    for p, strides, columns, to, units in sides:
+        base, ld = fn.gep(p, offset(fn, strides, span.batch, h), spec.elem), strides[2]
+
+        def copy(
+            first: V, rows: V, row: V, _: V, base: V = base, ld: V = ld, columns: int = columns, to: V = to, units: int = units
+        ) -> None:
+            copy_rows(fn, fn.gep(base, fn.mul(row, ld), spec.elem), ld, rows, columns, fn.gep(to, fn.mul(first, units), I32), units)
+
+        if spec.paging is None:
+            copy(fn.i64(0), count, key0, key0)
+        else:
+            each_page(fn, a, spec, span, key0, count, copy, ahead=spec.keys)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,221 @@
+"""Products of attention in the target's matrix registers, where queries, keys and values are bf16: scores of 16 keys by 16 queries,
+and sums of 16 columns of values by 16 queries, are a tile each.
+
+Units are pairs of bf16, as they are multiplied: of a row's elements for scores; for sums of values of two keys, so that pairs of
+weights lie as scores do, and values are turned once a block of keys. Weights are rounded to bf16, as PyTorch's kernels round them;
+totals are those of the weights before.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dhlo.codegen.families.attention.common import Args, Spec, scale_of_queries
+from dhlo.codegen.families.gemm.multiply_add import as_vector_of
+from dhlo.codegen.families.gemm.register_tile import BF16
+from dhlo.codegen.families.gemm.tiles import TILES_PAY
+from dhlo.codegen.families.gemm.tiles_microkernel import TILE_ROWS, on_tiles, tiles_of
+from dhlo.codegen.kernel_ir.builder import F32, I32, I64, Fn, V, vec
+from dhlo.codegen.kernel_ir.launch import HostContext
+from dhlo.codegen.kernel_ir.transpose import transpose_block
+
+__all__ = [
+    "configure",
+    "copy_query",
+    "copy_rows",
+    "in_tiles",
+    "multiply_scores",
+    "multiply_values",
+    "pack_queries",
+    "pack_values",
+    "pack_weights",
+    "query_units",
+    "release",
+    "serves",
+    "tile_scratch",
+]
+
+# Numbers of tiles: sums by halves of the queries, keys or columns, queries or weights by halves.
+_SUMS, _LEFT, _RIGHT = (0, 1, 2, 3), 4, (5, 6, 7)
+_UNITS: Final = 16  # of a row of a tile
+_CONFIG: Final = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0, 0x1010_1010_1010_1010, 0)
+
+
+def serves(spec: Spec) -> bool:
+    """Whether there is such a form."""
+    tiles, plain = (
+        spec.tiles.target.tiles,
+        spec.elem == spec.k.elem == spec.v.elem == BF16 and not spec.k.scaled and not spec.v.scaled,
+    )
+    fits = spec.lanes == _UNITS and spec.halves <= len(_RIGHT) and spec.head_dim % 2 == spec.value_dim % 2 == 0
+    return tiles is not None and BF16 in tiles.products and plain and fits
+
+
+def query_units(spec: Spec) -> int:
+    """Units of a row of queries or keys, as whole rows of tiles."""
+    return -(-spec.head_dim // (2 * _UNITS)) * _UNITS
+
+
+def _key_units(spec: Spec) -> int:
+    """Pairs of keys of a block, as whole rows of tiles."""
+    return -(-spec.keys // (2 * _UNITS)) * _UNITS
+
+
+def in_tiles(host: HostContext, spec: Spec) -> V:
+    """1 where the machine multiplies in tiles fast and there is such a form, else 0."""
+    fn = host.fn
+    return fn.select(fn.cmp("ge", host.machine("tiles_percent"), TILES_PAY), fn.i64(1), 0) if serves(spec) else fn.i64(0)
+
+
+def tile_scratch(spec: Spec) -> dict[str, int]:
+    """Buffers and how many f32 each takes: the configuration; queries as they lie, and by units; rows of keys and of values;
+    values turned; weights by units."""
+    if not serves(spec):
+        return {}
+    rows, units, pairs = spec.rows, query_units(spec), _key_units(spec)
+    return {
+        "config": _UNITS,
+        "raw": rows * units,
+        "of_queries": units * rows,
+        "tile_keys": 2 * pairs * units,
+        "tile_values": pairs * spec.v_pad,
+        "turned": spec.v_pad * pairs,
+        "weights": pairs * rows,
+    }
+
+
+def configure(fn: Fn, at: dict[str, V]) -> None:
+    """All tiles are whole ones."""
+    for i, word in enumerate(_CONFIG):
+        fn.store(fn.i64(word), fn.gep(at["config"], i, I64))
+    on_tiles(fn, tiles_of(fn).configure, at["config"])
+
+
+def release(fn: Fn) -> None:
+    on_tiles(fn, tiles_of(fn).release)
+
+
+def copy_rows(fn: Fn, src: V, ld: V, count: V, columns: int, dst: V, units: int) -> None:
+    """Copies `count` rows of so many bf16, `ld` apart, to rows of `units` pairs that end with zeros."""
+    with fn.loop(0, count) as r:
+        p, to = fn.gep(src, fn.mul(r.iv, ld), BF16), fn.gep(dst, fn.mul(r.iv, units), I32)
+        for u in range(0, units, _UNITS):
+            fn.store(_row(fn, p, u, columns // 2), fn.gep(to, u, I32))
+
+
+def copy_query(fn: Fn, spec: Spec, at: dict[str, V], p: V, row: V) -> None:
+    """A row of queries goes to its place in `raw`."""
+    units = query_units(spec)
+    copy_rows(fn, p, fn.i64(0), fn.i64(1), spec.head_dim, fn.gep(at["raw"], fn.mul(row, units), I32), units)
+
+
+def _row(fn: Fn, p: V, first: int, units: int) -> V:
+    """A vector of a row's units from `first` on, zeros behind its end."""
+    ty, at, left = vec(I32, _UNITS), fn.gep(p, first, I32), units - first
+    if left >= _UNITS:
+        return fn.load(at, ty, 2)
+    return fn.masked_load(at, fn.dense([int(i < left) for i in range(_UNITS)], "i1"), fn.const(0, ty))
+
+
+def pack_queries(fn: Fn, spec: Spec, at: dict[str, V]) -> None:
+    """Of the rows in `raw`: unit by unit, those of all rows side by side."""
+    units, ty = query_units(spec), vec(I32, _UNITS)
+    for half in range(spec.halves):
+        for u in range(0, units, _UNITS):
+            rows = [fn.load(fn.gep(at["raw"], (half * _UNITS + i) * units + u, I32), ty) for i in range(_UNITS)]
+            for i, x in enumerate(transpose_block(fn, rows)):
+                fn.store(x, fn.gep(at["of_queries"], (u + i) * spec.rows + half * _UNITS, I32))
+
+
+def multiply_scores(fn: Fn, a: Args, spec: Spec, at: dict[str, V], count: V) -> None:
+    """Scores of `count` keys, which lie in `tile_keys`; those of a last tile's other rows may be any."""
+    tiles, units, line = tiles_of(fn), query_units(spec), fn.i64(4 * spec.rows)
+    with fn.loop(0, fn.ceildivu(count, TILE_ROWS)) as t:
+        keys = fn.gep(at["tile_keys"], fn.mul(t.iv, TILE_ROWS * units), I32)
+        for half in range(spec.halves):
+            on_tiles(fn, tiles.zero, _SUMS[half])
+        for u in range(0, units, _UNITS):
+            on_tiles(fn, tiles.load, _LEFT, fn.gep(keys, u, I32), fn.i64(4 * units))
+            for half in range(spec.halves):
+                right = fn.gep(at["of_queries"], u * spec.rows + half * _UNITS, I32)
+                _multiply(fn, half, right, line)
+        to = fn.gep(at["scores"], fn.mul(t.iv, TILE_ROWS * spec.rows), F32)
+        for half in range(spec.halves):
+            on_tiles(fn, tiles.store, _SUMS[half], fn.gep(to, half * _UNITS, F32), line)
+    scale = fn.splat(scale_of_queries(fn, a, spec))
+    with fn.loop(0, fn.mul(count, spec.rows), fn.lanes) as e:
+        p = fn.gep(at["scores"], e.iv, F32)
+        fn.store(fn.mul(fn.load(p, fn.vec(F32)), scale), p)
+
+
+def _multiply(fn: Fn, half: int, right: V, line: V) -> None:
+    tiles = tiles_of(fn)
+    on_tiles(fn, tiles.load, _RIGHT[half], right, line)
+    on_tiles(fn, tiles.products[BF16].intrinsic, _SUMS[half], _LEFT, _RIGHT[half])
+
+
+def pack_values(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:
+    """Values of `count` keys, whose rows lie in `tile_values`, turned: of each column pairs of keys, zeros for those behind."""
+    pairs, ty = _key_units(spec), vec("i16", 2 * _UNITS)
+    blocks, row_units = fn.ceildivu(count, 2 * _UNITS), spec.v_pad // 2
+    with fn.loop(fn.mul(count, row_units), fn.mul(blocks, 2 * _UNITS * row_units), _UNITS // 2) as z:
+        fn.store(fn.const(0, vec(I32, _UNITS // 2)), fn.gep(at["tile_values"], z.iv, I32))
+    beside = [lane + 2 * _UNITS * k for lane in range(2 * _UNITS) for k in (0, 1)]  # two rows, element by element
+    with fn.loop(0, blocks) as b:
+        rows = fn.gep(at["tile_values"], fn.mul(b.iv, 2 * _UNITS * row_units), I32)
+        for first in range(0, spec.v_pad, 2 * _UNITS):
+            units = list[list[V]]()
+            for i in range(_UNITS):
+                low, high = (fn.load(fn.gep(rows, (2 * i + k) * spec.v_pad + first, BF16), ty, 2) for k in (0, 1))
+                units.append([fn.shuffle(low, high, beside[h : h + 2 * _UNITS]) for h in (0, 2 * _UNITS)])
+            for c in range(first, min(first + 2 * _UNITS, spec.v_pad), _UNITS):
+                to = fn.gep(at["turned"], fn.add(fn.mul(b.iv, _UNITS), c * pairs), I32)
+                block = [as_vector_of(fn, I32, x[(c - first) // _UNITS]) for x in units]
+                for i, x in enumerate(transpose_block(fn, block)):
+                    fn.store(x, fn.gep(to, i * pairs, I32))
+
+
+def pack_weights(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:
+    """Of `count` keys' weights, which lie where scores did, pairs of keys, zeros for those behind."""
+    wide, zero = vec(I32, _UNITS), fn.const(0.0, fn.vec(F32))
+    whole, end = fn.divu(count, 2), fn.mul(fn.ceildivu(count, 2 * _UNITS), _UNITS)
+
+    def store(pair: V, low: V, high: V, half: int) -> None:
+        bits = [fn.cast(fn.bitcast(fn.cast(x, BF16), "i16"), I32, signed=False) for x in (low, high)]
+        to = fn.gep(at["weights"], fn.add(fn.mul(pair, spec.rows), half * _UNITS), I32)
+        fn.store(fn.or_(bits[0], fn.shl(bits[1], fn.const(16, wide))), to)
+
+    def weight(key: V, half: int) -> V:
+        return fn.load(fn.gep(at["scores"], fn.add(fn.mul(key, spec.rows), half * _UNITS), F32), fn.vec(F32))
+
+    with fn.loop(0, whole) as p:
+        first = fn.mul(p.iv, 2)
+        for half in range(spec.halves):
+            store(p.iv, weight(first, half), weight(fn.add(first, 1), half), half)
+    with fn.when(fn.cmp("ne", fn.remu(count, 2), 0)):
+        for half in range(spec.halves):
+            store(whole, weight(fn.sub(count, 1), half), zero, half)
+    with fn.loop(fn.mul(fn.ceildivu(count, 2), spec.rows), fn.mul(end, spec.rows), _UNITS) as z:
+        fn.store(fn.const(0, wide), fn.gep(at["weights"], z.iv, I32))
+
+
+def multiply_values(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:
+    """Sums of values so far, times `alpha`, with those of `count` keys."""
+    tiles, pairs, line, halves = tiles_of(fn), _key_units(spec), fn.i64(4 * spec.rows), range(spec.halves)
+    alphas = [fn.load(fn.gep(at["alpha"], half * _UNITS, F32), fn.vec(F32)) for half in halves]
+    with fn.loop(0, spec.v_pad) as column:
+        for half in halves:
+            p = fn.gep(fn.gep(at["ot"], fn.mul(column.iv, spec.rows), F32), half * _UNITS, F32)
+            fn.store(fn.mul(fn.load(p, fn.vec(F32)), alphas[half]), p)
+    for c in range(0, spec.v_pad, TILE_ROWS):
+        sums = [fn.gep(at["ot"], c * spec.rows + half * _UNITS, F32) for half in halves]
+        for half in halves:
+            on_tiles(fn, tiles.load, _SUMS[half], sums[half], line)
+        with fn.loop(0, fn.ceildivu(count, 2 * _UNITS)) as b:
+            left = fn.gep(at["turned"], fn.add(fn.mul(b.iv, _UNITS), c * pairs), I32)
+            on_tiles(fn, tiles.load, _LEFT, left, fn.i64(4 * pairs))
+            weights = fn.gep(at["weights"], fn.mul(b.iv, _UNITS * spec.rows), I32)
+            for half in halves:
+                _multiply(fn, half, fn.gep(weights, half * _UNITS, I32), line)
+        for half in halves:
+            on_tiles(fn, tiles.store, _SUMS[half], sums[half], line)

@@ -21,8 +21,15 @@ BLOCK, SLOTS = 16, 4096
 
 
 def part(
-    heads: tuple[int, int], depth: tuple[int, int], dtype: str = "f32", mask: str = "", sinks: bool = False, **given: Any
+    heads: tuple[int, int],
+    depth: tuple[int, int],
+    dtype: str = "f32",
+    mask: str = "",
+    sinks: bool = False,
+    hidden: int | None = None,
+    **given: Any,
 ) -> Part:
+    """`hidden`: numbers that say which keys are hidden are any below it, and as many below 0."""
     attrs = {"block": BLOCK, "window": 0, "scale": 0.25, "softcap": 0.0, "causal": True, **given}
     args: list[Any] = [
         (t(dtype, 1, heads[0], "tokens", depth[0]), within(-1, 1)),
@@ -36,12 +43,14 @@ def part(
         args.append((t(mask, 1, heads[0], "tokens", f"{BLOCK} * m"), mostly_true if mask == "i1" else within(-2, 2)))
     if sinks:
         args.append((t("f32", heads[0]), within(-3, 3)))
+    if hidden is not None:
+        args.append((t("i32", "tokens"), lambda d, shape, g: torch.randint(-hidden, hidden + 1, shape, generator=g).to(d.torch)))
     return Part(
         args,
         lambda *x: [build(PagedAttention, x, attrs).results[0]],
         tol={"f32": 1e-4, "bf16": 5e-2},
         atol={"f32": 1e-5, "bf16": 4e-2}[dtype],
-        label=f"{heads} {depth} {dtype} mask {mask} {sinks} {given}",
+        label=f"{heads} {depth} {dtype} mask {mask} {sinks} {hidden} {given}",
     )
 
 
@@ -51,9 +60,11 @@ PARTS = [
     part((4, 1), (16, 16), window=200, sinks=True),
     part((3, 1), (16, 16), mask="f32", softcap=2.0),
     part((4, 2), (16, 16), mask="i1", causal=False, window=30),
+    part((4, 2), (16, 16), hidden=(1 << 31) - 1),
+    part((4, 1), (16, 16), hidden=0, window=200),
 ]
 
-WINDOWS = [0, 0, 200, 0, 30]
+WINDOWS = [0, 0, 200, 0, 30, 0, 200]
 
 # (tokens, keys before them, the beginnings that they have in common with others of such names: (name, blocks))
 Sequence_ = tuple[int, int, Sequence[tuple[str, int]]]

@@ -13,7 +13,6 @@ from dhlo.codegen.families.combine import raised
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I32, I64, PTR, Fn, V
 from dhlo.codegen.kernel_ir.launch import load_args
-from dhlo.ir.ops.paged import HIDDEN_KEYS
 
 __all__ = [
     "LOG2E",
@@ -413,13 +412,17 @@ def all_keys(fn: Fn, spec: Spec, span: Span, last_query: V) -> V:
     return fn.max(fn.min(span.keys, fn.add(span.own(fn, last_query), 1)), 0) if spec.is_causal else span.keys
 
 
-def first_key(fn: Fn, spec: Spec, span: Span, query: V) -> V:
-    """The first key that any query from `query` on may see, or one before it; a multiple of the lanes."""
+def first_key(fn: Fn, spec: Spec, span: Span, query: V, last: V) -> V:
+    """The first key that any query from `query` to `last` may see, or one before it; a multiple of the lanes. What lies before it
+    isn't read: it may be another sequence's by now."""
     if spec.paging is None or not spec.paging.window:
         return fn.i64(0)
-    reach = spec.paging.window - 1 + HIDDEN_KEYS * spec.hides
-    first = fn.max(fn.sub(span.own(fn, query), reach), 0)
-    return fn.and_(first, -fn.lanes)
+    position = span.position(fn, query)
+    if spec.hides:  # positions of a tree don't ascend
+        with fn.loop(fn.add(query, 1), fn.add(last, 1), 1, [position]) as q:
+            q.yield_(fn.min(q.carried[0], span.position(fn, q.iv)))
+        position = q.results[0]
+    return fn.and_(fn.max(fn.sub(position, spec.paging.window - 1), 0), -fn.lanes)
 
 
 def contiguous(fn: Fn, a: Args, spec: Spec, span: Span, key0: V, count: V) -> tuple[V, V]:

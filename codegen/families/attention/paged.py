@@ -104,7 +104,7 @@ class PagedKernel:
             several = count(fn, a, Count.MEMBERS, b)
             span = Span.of(fn, a, b, several)
             n = fn.min(fn.sub(fn.mul(a.group, span.queries), row0), spec.rows)
-            lo, hi = first_key(fn, spec, span, fn.i64(0)), count(fn, a, Count.PREFIX, b)
+            lo, hi = first_key(fn, spec, span, fn.i64(0), fn.i64(0)), count(fn, a, Count.PREFIX, b)
             share = fn.mul(fn.ceildivu(fn.max(fn.sub(hi, lo), 0), fn.mul(a.pages.begun_parts, KEYS)), KEYS)
             lo = fn.add(lo, fn.mul(part, share))
             to = fn.ptr_to_int(begun_at(fn, a, spec, part, h, b, row0))

@@ -174,7 +174,7 @@ class BlockOfRows:
         span = Span.of(fn, a, b)
         n = fn.min(fn.sub(fn.mul(a.group, span.queries), row0), spec.rows)
         first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
-        lo, hi = first_key(fn, spec, span, first), all_keys(fn, spec, span, last)
+        lo, hi = first_key(fn, spec, span, first, last), all_keys(fn, spec, span, last)
         partial = begun = fn.i64(0)
         if part is not None:
             lo, begun, partial = fn.max(lo, part.begin), part.begun, part.partial
@@ -314,7 +314,8 @@ def _block(
             with fn.when(fn.cmp("gt", fn.sub(fn.add(key.iv, count), 1), span.own(fn, first))):
                 _mask(fn, spec, at, "le", key.iv, count)
         if hides is not None:
-            with fn.when(fn.and_(hides, fn.cmp("ge", fn.add(key.iv, count), fn.sub(span.own(fn, first), HIDDEN_KEYS)))):
+            own = fn.min(span.own(fn, first), stop)  # of several sequences, whose own keys are behind these
+            with fn.when(fn.and_(hides, fn.cmp("ge", fn.add(key.iv, count), fn.sub(own, HIDDEN_KEYS)))):
                 _hide(fn, spec, at, key.iv, count)
         if spec.paging is not None and spec.paging.window:
             window = spec.paging.window

@@ -41,7 +41,8 @@ void Cache::copy_noted(size_t group, int64_t from, int64_t to, int64_t slots) no
 
 bool Cache::gather(const Sequence& sequence, int64_t end, Span<const int32_t> from) noexcept {
   try {
-    if (notes_copies_) noted_.reserve(noted_.size() + groups_.size() * from.size());
+    const size_t needed = noted_.size() + groups_.size() * from.size();
+    if (notes_copies_ && noted_.capacity() < needed) noted_.reserve(2 * needed);
   } catch (const std::bad_alloc&) {
     return false;
   }

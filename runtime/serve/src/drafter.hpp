@@ -74,7 +74,7 @@ class Drafter {
   }
   int64_t steps() const { return steps_; }
   // Whether its memory has been touched: its first step says little of what others take.
-  bool warm() const { return steps_ > 1; }
+  bool warm() const { return steps_ + failures_ > 1; }
   int64_t failures() const { return failures_; }
   // Stops a step that is in progress, from any thread.
   void cancel() { step_.cancel(); }

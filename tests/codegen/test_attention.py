@@ -13,9 +13,13 @@ import torch.nn.functional as F
 
 from dhlo.codegen.families.attention.attention import Attention
 from dhlo.codegen.families.attention.common import MaskEmitter, Rows
+from dhlo.codegen.families.gemm.register_tile import TileSpec, tile_spec
 from dhlo.codegen.kernel_ir.builder import F32, I8, I64, Fn, KernelModule, V
 from dhlo.passes.quantise_caches import quantise_rows
+from tests.codegen import tile_machine
 from tests.codegen.harness import Program, TestHost
+from tests.codegen.test_matmul_bytes import runs_here
+from tests.codegen.test_tiles import AMX, WITHOUT
 from tests.targets import TARGET, TILES
 
 SIZES = ("batch", "kv_heads", "group", "sq", "skv")
@@ -63,16 +67,24 @@ MASKS: dict[str | None, Callable[[int], MaskEmitter | None]] = {
 
 @functools.cache
 def program(
-    d: int, dv: int, elem: str = "f32", causal: bool = False, mask: str | None = None, k: Rows | None = None, v: Rows | None = None
+    d: int,
+    dv: int,
+    elem: str = "f32",
+    causal: bool = False,
+    mask: str | None = None,
+    k: Rows | None = None,
+    v: Rows | None = None,
+    tiles: TileSpec = TILES,
 ) -> Program:
-    module = KernelModule(TARGET)
-    host = TestHost(module)
+    module = KernelModule(tiles.target)
+    host = TestHost(module, asked=("tiles_percent",))
+    host.machine("tiles_percent")
     p = {x: host.pointer(x) for x in ("q", "k", "v", "o", "workspace")}
     s = {x: host.size(x) for x in SIZES}
     st = {f"{x}_strides": [host.size(f"{x}s{i}") for i in range(3)] for x in "qkvo"}
     extra = [host.size(x) for x in ("mask", "mask_stride")]
     scale = host.fn.cast(host.fn.bitcast(host.size("scale"), "f64"), F32)
-    op = Attention(d, dv, elem, causal, name=f"attention_{mask}", k=k, v=v, tiles=TILES)
+    op = Attention(d, dv, elem, causal, name=f"attention_{mask}", k=k, v=v, tiles=tiles)
     op = replace(op, emit_mask=MASKS[mask](op.first_extra))
     scaled = [x for x, rows in (("k", k), ("v", v)) if rows is not None and rows.scaled]
     scales = [a for x in scaled for a in (host.pointer(f"{x}_scales"), *(host.size(f"{x}scale{i}") for i in range(3)))]
@@ -93,14 +105,15 @@ def run(
     threads: int = 1,
     seed: int | None = None,
     scales: Sequence[torch.Tensor | None] = (None, None),
+    tiles: TileSpec | None = None,
 ) -> torch.Tensor:
     """The compiled attention of torch tensors [batch, heads, rows, columns] with unit column stride; keys and values may be of
-    another dtype than queries, with scales [batch, heads, rows]."""
+    another dtype than queries, with scales [batch, heads, rows]. `tiles`: products are of a target's that has tiles."""
     elem = next(e for e, t in DTYPES.items() if t == q.dtype)
     d, dv = q.shape[-1], v.shape[-1]
     kind = mask if isinstance(mask, str) else None if mask is None else "bool" if mask.dtype == torch.bool else "float"
     out = torch.full((*q.shape[:3], dv), float("nan"), dtype=q.dtype) if out is None else out
-    op = Attention(d, dv, elem, tiles=TILES)
+    op = Attention(d, dv, elem, tiles=tiles or TILES)
     ws = torch.full((op.workspace_bytes // 4,), float("nan"))
     at = mask if isinstance(mask, torch.Tensor) else torch.zeros(1, 1)
     params = {f"{n}s{i}": t.stride(i) for n, t in zip("qkvo", (q, k, v, out), strict=True) for i in range(3)}
@@ -110,7 +123,8 @@ def run(
         if s is not None:
             params |= {f"{n}_scales": s.data_ptr(), **{f"{n}scale{i}": s.stride(i) for i in range(3)}}
     bits = int(np.float64(d**-0.5 if scale is None else scale).view(np.int64))
-    program(d, dv, elem, causal, kind, *stored)(
+    program(d, dv, elem, causal, kind, *stored, tiles or TILES)(
+        tiles_percent=0 if tiles is None else 1600,
         num_threads=threads,
         seed=seed,
         q=q.data_ptr(),
@@ -206,6 +220,36 @@ def test_masks(kind: str) -> None:
         check(got, expect(q, k, v, mask=mask))
         if kind != "alibi":
             assert (got[:, :, ::3] == 0).all()
+
+
+@pytest.mark.skipif(not TARGET.is_x86 or not runs_here(WITHOUT), reason="beside vectors of 512 bits")
+@pytest.mark.parametrize(("d", "dv"), [(64, 64), (2, 2), (40, 24), (96, 80), (34, 130), (128, 128)])
+def test_blocks_of_rows_in_tiles(d: int, dv: int) -> None:
+    """Products of bf16 in tiles, on the emulator where the CPU has none, beside those in vectors: weights are rounded besides."""
+    spec = tile_spec(AMX)
+    for sq, skv, causal, group in (
+        (25, 1, False, 1),
+        (33, 33, True, 1),
+        (16, 113, False, 2),
+        (65, 31, False, 3),
+        (31, 240, False, 4),
+    ):
+        q, k, v = tensors(1, 2, group, sq, skv, d, dv, torch.bfloat16, seed=sq)
+        want = expect(q, k, v, causal=causal)
+        tile_machine.report()
+        got = run(q, k, v, causal=causal, tiles=spec)
+        if tile_machine.is_needed(AMX):
+            assert tile_machine.report() > 0
+        check(got, want, 1.5e-2)
+        check(got, run(q, k, v, causal=causal).double(), 1e-2)
+        keep = torch.rand(sq, skv, generator=torch.Generator().manual_seed(1)) > 0.4
+        keep[::3] = False
+        if not causal:
+            got = run(q, k, v, mask=keep, tiles=spec)
+            check(got, expect(q, k, v, mask=keep), 1.5e-2)
+            assert (got[:, :, ::3] == 0).all()
+    v[0, 0, 5] = torch.nan
+    assert run(q, k, v, tiles=spec).isnan().equal(run(q, k, v).isnan())
 
 
 def test_strided_operands_and_output() -> None:

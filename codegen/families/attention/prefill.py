@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dhlo.codegen.families.attention.common import (
@@ -53,6 +53,7 @@ from dhlo.codegen.families.attention.tiles import (
 )
 from dhlo.codegen.families.combine import raised
 from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table
+from dhlo.codegen.families.gemm.tiles_microkernel import TILE_ROWS
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 from dhlo.codegen.kernel_ir.transpose import transpose_block
@@ -299,8 +300,8 @@ def _block(
     with fn.loop(lo, stop, spec.keys) as key:
         count = fn.min(fn.sub(stop, key.iv), spec.keys)
         if table is None:
-            _copy_keys_and_values(fn, a, spec, at, span, h, key.iv, count)
-            multiply_scores(fn, a, spec, at, count)
+            keys, apart = _rows_for_tiles(fn, a, spec, at, span, h, key.iv, count)
+            multiply_scores(fn, a, spec, at, count, keys, apart)
         else:
             k, ldk, v, ldv = _keys_and_values(fn, a, spec, at, span, h, key.iv, count)
             _score(fn, spec, at, table, k, ldk, count)
@@ -359,24 +360,32 @@ def _score(fn: Fn, spec: Spec, at: dict[str, V], table: V, k: V, ldk: V, count: 
         )
 
 
-def _copy_keys_and_values(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, key0: V, count: V) -> None:
-    """Rows of K and of V of a block of keys, as tiles are made of."""
-    sides = (
-        (a.k, a.ks, spec.head_dim, at["tile_keys"], query_units(spec)),
-        (a.v, a.vs, spec.value_dim, at["tile_values"], spec.v_pad // 2),
-    )
-    for p, strides, columns, to, units in sides:
+def _rows_for_tiles(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, key0: V, count: V) -> tuple[V, V]:
+    """Copies rows of V of a block of keys, and those of K unless they are whole tiles as they lie. Where those of K are, and how
+    many bytes apart."""
+
+    def copy_all(p: V, strides: Sequence[V], columns: int, to: V, units: int) -> None:
         base, ld = fn.gep(p, offset(fn, strides, span.batch, h), spec.elem), strides[2]
 
-        def copy(
-            first: V, rows: V, row: V, _: V, base: V = base, ld: V = ld, columns: int = columns, to: V = to, units: int = units
-        ) -> None:
+        def copy(first: V, rows: V, row: V, _: V) -> None:
             copy_rows(fn, fn.gep(base, fn.mul(row, ld), spec.elem), ld, rows, columns, fn.gep(to, fn.mul(first, units), I32), units)
 
         if spec.paging is None:
             copy(fn.i64(0), count, key0, key0)
         else:
             each_page(fn, a, spec, span, key0, count, copy, ahead=spec.keys)
+
+    copy_all(a.v, a.vs, spec.value_dim, at["tile_values"], spec.v_pad // 2)
+    units = query_units(spec)
+    whole, row = contiguous(fn, a, spec, span, key0, count) if spec.paging is not None else (fn.const(1, I1), key0)
+    if spec.head_dim != 2 * units:  # rows of tiles would end in other rows
+        copy_all(a.k, a.ks, spec.head_dim, at["tile_keys"], units)
+        return at["tile_keys"], fn.i64(4 * units)
+    whole = fn.and_(whole, fn.cmp("eq", fn.remu(count, TILE_ROWS), 0))
+    with fn.when(fn.not_(whole)):
+        copy_all(a.k, a.ks, spec.head_dim, at["tile_keys"], units)
+    there = fn.gep(fn.gep(a.k, offset(fn, a.ks, span.batch, h), spec.elem), fn.mul(row, a.ks[2]), spec.elem)
+    return fn.select(whole, there, at["tile_keys"]), fn.select(whole, fn.mul(a.ks[2], 2), fn.i64(4 * units))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ totals are those of the weights before.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from dhlo.codegen.families.attention.common import Args, Spec, scale_of_queries
@@ -15,7 +16,7 @@ from dhlo.codegen.families.gemm.multiply_add import as_vector_of
 from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.families.gemm.tiles import TILES_PAY
 from dhlo.codegen.families.gemm.tiles_microkernel import TILE_ROWS, on_tiles, tiles_of
-from dhlo.codegen.kernel_ir.builder import F32, I32, I64, Fn, V, vec
+from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, Fn, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
@@ -35,8 +36,6 @@ __all__ = [
     "tile_scratch",
 ]
 
-# Numbers of tiles: sums by halves of the queries, keys or columns, queries or weights by halves.
-_SUMS, _LEFT, _RIGHT = (0, 1, 2, 3), 4, (5, 6, 7)
 _UNITS: Final = 16  # of a row of a tile
 _CONFIG: Final = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0, 0x1010_1010_1010_1010, 0)
 
@@ -47,7 +46,7 @@ def serves(spec: Spec) -> bool:
         spec.tiles.target.tiles,
         spec.elem == spec.k.elem == spec.v.elem == BF16 and not spec.k.scaled and not spec.v.scaled,
     )
-    fits = spec.lanes == _UNITS and spec.halves <= len(_RIGHT) and spec.head_dim % 2 == spec.value_dim % 2 == 0
+    fits = spec.lanes == _UNITS and spec.halves <= 3 and spec.head_dim % 2 == spec.value_dim % 2 == 0
     return tiles is not None and BF16 in tiles.products and plain and fits
 
 
@@ -127,31 +126,83 @@ def pack_queries(fn: Fn, spec: Spec, at: dict[str, V]) -> None:
                 fn.store(x, fn.gep(at["of_queries"], (u + i) * spec.rows + half * _UNITS, I32))
 
 
-def multiply_scores(fn: Fn, a: Args, spec: Spec, at: dict[str, V], count: V) -> None:
-    """Scores of `count` keys, which lie in `tile_keys`; those of a last tile's other rows may be any."""
-    tiles, units, line = tiles_of(fn), query_units(spec), fn.i64(4 * spec.rows)
-    with fn.loop(0, fn.ceildivu(count, TILE_ROWS)) as t:
-        keys = fn.gep(at["tile_keys"], fn.mul(t.iv, TILE_ROWS * units), I32)
-        for half in range(spec.halves):
-            on_tiles(fn, tiles.zero, _SUMS[half])
+def multiply_scores(fn: Fn, a: Args, spec: Spec, at: dict[str, V], count: V, keys: V, apart: V) -> None:
+    """Scores of `count` keys, whose rows lie `apart` bytes from each other; those of a last tile's other rows may be any."""
+    units, high = query_units(spec), _most_high(spec)
+
+    def score(tile: V, high: int) -> None:
+        first = fn.mul(tile, TILE_ROWS)
+        left = fn.gep(keys, fn.mul(first, apart), I8)
+        products = _Products(fn, spec, high, apart, fn.mul(apart, TILE_ROWS))
+        products.clear()
         for u in range(0, units, _UNITS):
-            on_tiles(fn, tiles.load, _LEFT, fn.gep(keys, u, I32), fn.i64(4 * units))
-            for half in range(spec.halves):
-                right = fn.gep(at["of_queries"], u * spec.rows + half * _UNITS, I32)
-                _multiply(fn, half, right, line)
-        to = fn.gep(at["scores"], fn.mul(t.iv, TILE_ROWS * spec.rows), F32)
-        for half in range(spec.halves):
-            on_tiles(fn, tiles.store, _SUMS[half], fn.gep(to, half * _UNITS, F32), line)
+            products.multiply(fn.gep(left, u, I32), fn.gep(at["of_queries"], u * spec.rows, I32))
+        products.store(fn.gep(at["scores"], fn.mul(first, spec.rows), F32))
+
+    tiles = fn.ceildivu(count, TILE_ROWS)
+    whole = fn.mul(fn.divu(tiles, high), high)
+    with fn.loop(0, whole, high) as t:
+        score(t.iv, high)
+    with fn.loop(whole, tiles) as t:
+        score(t.iv, 1)
     scale = fn.splat(scale_of_queries(fn, a, spec))
     with fn.loop(0, fn.mul(count, spec.rows), fn.lanes) as e:
         p = fn.gep(at["scores"], e.iv, F32)
         fn.store(fn.mul(fn.load(p, fn.vec(F32)), scale), p)
 
 
-def _multiply(fn: Fn, half: int, right: V, line: V) -> None:
-    tiles = tiles_of(fn)
-    on_tiles(fn, tiles.load, _RIGHT[half], right, line)
-    on_tiles(fn, tiles.products[BF16].intrinsic, _SUMS[half], _LEFT, _RIGHT[half])
+def _most_high(spec: Spec) -> int:
+    """Tiles of keys or columns that are taken at once: four products that don't wait for each other, if tiles suffice."""
+    return 2 if spec.halves <= 2 else 1
+
+
+@dataclass(frozen=True)
+class _Products:
+    """Tiles of sums of `high` tiles of rows, `below` bytes from one to the next and rows `apart`, by all queries."""
+
+    fn: Fn
+    spec: Spec
+    high: int
+    apart: V
+    below: V
+
+    @property
+    def _sums(self) -> list[tuple[int, int, int]]:
+        """Number, row and half of each."""
+        return [(r * self.spec.halves + half, r, half) for r in range(self.high) for half in range(self.spec.halves)]
+
+    def _cells(self, to: V) -> list[tuple[int, V]]:
+        fn, rows = self.fn, self.spec.rows
+        return [(n, fn.gep(to, r * TILE_ROWS * rows + half * _UNITS, F32)) for n, r, half in self._sums]
+
+    @property
+    def _line(self) -> V:
+        """Bytes of a row of scores, weights or sums."""
+        return self.fn.i64(4 * self.spec.rows)
+
+    def clear(self) -> None:
+        for number, _, _ in self._sums:
+            on_tiles(self.fn, tiles_of(self.fn).zero, number)
+
+    def load(self, of: V) -> None:
+        for number, p in self._cells(of):
+            on_tiles(self.fn, tiles_of(self.fn).load, number, p, self._line)
+
+    def store(self, to: V) -> None:
+        for number, p in self._cells(to):
+            on_tiles(self.fn, tiles_of(self.fn).store, number, p, self._line)
+
+    def multiply(self, left: V, right: V) -> None:
+        """Adds the products of the rows from `left` on by what lies from `right` on."""
+        fn, tiles, halves = self.fn, tiles_of(self.fn), self.spec.halves
+        lefts = range(self.high * halves, self.high * halves + self.high)
+        rights = range(lefts.stop, lefts.stop + halves)
+        for half, number in enumerate(rights):
+            on_tiles(fn, tiles.load, number, fn.gep(right, half * _UNITS, I32), self._line)
+        for r, number in enumerate(lefts):
+            on_tiles(fn, tiles.load, number, fn.gep(left, self.below, I8) if r else left, self.apart)
+        for number, r, half in self._sums:
+            on_tiles(fn, tiles.products[BF16].intrinsic, number, lefts[r], rights[half])
 
 
 def pack_values(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:
@@ -201,21 +252,20 @@ def pack_weights(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:
 
 def multiply_values(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:
     """Sums of values so far, times `alpha`, with those of `count` keys."""
-    tiles, pairs, line, halves = tiles_of(fn), _key_units(spec), fn.i64(4 * spec.rows), range(spec.halves)
+    pairs, halves = _key_units(spec), range(spec.halves)
     alphas = [fn.load(fn.gep(at["alpha"], half * _UNITS, F32), fn.vec(F32)) for half in halves]
     with fn.loop(0, spec.v_pad) as column:
         for half in halves:
             p = fn.gep(fn.gep(at["ot"], fn.mul(column.iv, spec.rows), F32), half * _UNITS, F32)
             fn.store(fn.mul(fn.load(p, fn.vec(F32)), alphas[half]), p)
-    for c in range(0, spec.v_pad, TILE_ROWS):
-        sums = [fn.gep(at["ot"], c * spec.rows + half * _UNITS, F32) for half in halves]
-        for half in halves:
-            on_tiles(fn, tiles.load, _SUMS[half], sums[half], line)
+    c = 0
+    while c < spec.v_pad:
+        high = _most_high(spec) if c + TILE_ROWS < spec.v_pad else 1
+        products = _Products(fn, spec, high, fn.i64(4 * pairs), fn.i64(4 * pairs * TILE_ROWS))
+        sums = fn.gep(at["ot"], c * spec.rows, F32)
+        products.load(sums)
         with fn.loop(0, fn.ceildivu(count, 2 * _UNITS)) as b:
             left = fn.gep(at["turned"], fn.add(fn.mul(b.iv, _UNITS), c * pairs), I32)
-            on_tiles(fn, tiles.load, _LEFT, left, fn.i64(4 * pairs))
-            weights = fn.gep(at["weights"], fn.mul(b.iv, _UNITS * spec.rows), I32)
-            for half in halves:
-                _multiply(fn, half, fn.gep(weights, half * _UNITS, I32), line)
-        for half in halves:
-            on_tiles(fn, tiles.store, _SUMS[half], sums[half], line)
+            products.multiply(left, fn.gep(at["weights"], fn.mul(b.iv, _UNITS * spec.rows), I32))
+        products.store(sums)
+        c += high * TILE_ROWS

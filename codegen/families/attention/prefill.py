@@ -8,13 +8,11 @@ after Milakov and Gimelshein (2018) and FlashAttention (Dao et al. 2022).
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dhlo.codegen.families.attention.common import (
-    LOG2E,
     Args,
     Rows,
     Span,
@@ -28,7 +26,6 @@ from dhlo.codegen.families.attention.common import (
     first_key,
     guarded,
     inverse_sum,
-    keep_where,
     load_row,
     offset,
     scale_of_queries,
@@ -37,23 +34,22 @@ from dhlo.codegen.families.attention.common import (
     weight,
 )
 from dhlo.codegen.families.attention.decode import KEYS, decode_scratch_bytes, emit_rows, partial_floats
+from dhlo.codegen.families.attention.masks import add_mask, any_hidden, hide_by_position, hide_keys
 from dhlo.codegen.families.attention.tiles import (
     configure,
     copy_query,
-    copy_rows,
+    lay_rows,
     multiply_scores,
     multiply_values,
     pack_queries,
     pack_values,
     pack_weights,
-    query_units,
     release,
     serves,
     tile_scratch,
 )
 from dhlo.codegen.families.combine import raised
 from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table
-from dhlo.codegen.families.gemm.tiles_microkernel import TILE_ROWS
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 from dhlo.codegen.kernel_ir.transpose import transpose_block
@@ -296,11 +292,11 @@ def _block(
 ) -> None:
     """Runs over keys lo to stop - 1, with the micro-kernels of a table, or in tiles."""
     first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
-    hides = _any_hidden(fn, spec, at) if spec.hides else None
+    hides = any_hidden(fn, spec, at) if spec.hides else None
     with fn.loop(lo, stop, spec.keys) as key:
         count = fn.min(fn.sub(stop, key.iv), spec.keys)
         if table is None:
-            keys, apart = _rows_for_tiles(fn, a, spec, at, span, h, key.iv, count)
+            keys, apart = lay_rows(fn, a, spec, at, span, h, key.iv, count)
             multiply_scores(fn, a, spec, at, count, keys, apart)
         else:
             k, ldk, v, ldv = _keys_and_values(fn, a, spec, at, span, h, key.iv, count)
@@ -310,19 +306,19 @@ def _block(
                 p = fn.gep(at["scores"], e.iv, F32)
                 fn.store(capped(fn, fn.load(p, fn.vec(F32)), spec.softcap), p)
         if spec.emit_mask is not None:
-            _add_mask(fn, spec, at, span.batch, key.iv, count)
+            add_mask(fn, spec, at, span.batch, key.iv, count)
         if spec.is_causal:
             with fn.when(fn.cmp("gt", fn.sub(fn.add(key.iv, count), 1), span.own(fn, first))):
-                _mask(fn, spec, at, "le", key.iv, count)
+                hide_by_position(fn, spec, at, "le", key.iv, count)
         if hides is not None:
             own = fn.min(span.own(fn, first), stop)  # of several sequences, whose own keys are behind these
             with fn.when(fn.and_(hides, fn.cmp("ge", fn.add(key.iv, count), fn.sub(own, HIDDEN_KEYS)))):
-                _hide(fn, spec, at, key.iv, count)
+                hide_keys(fn, spec, at, key.iv, count)
         if spec.paging is not None and spec.paging.window:
             window = spec.paging.window
             of_all = fn.cmp("gt", several, 1)  # whose positions don't ascend
             with fn.when(fn.or_(of_all, fn.cmp("le", key.iv, fn.sub(span.own(fn, last), window)))):
-                _mask(fn, spec, at, "gt", fn.add(key.iv, window), count)
+                hide_by_position(fn, spec, at, "gt", fn.add(key.iv, window), count)
         _softmax(fn, spec, at, count)
         if table is None:
             pack_values(fn, spec, at, count)
@@ -358,34 +354,6 @@ def _score(fn: Fn, spec: Spec, at: dict[str, V], table: V, k: V, ldk: V, count: 
                 fn.i64(0),
             ],
         )
-
-
-def _rows_for_tiles(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, key0: V, count: V) -> tuple[V, V]:
-    """Copies rows of V of a block of keys, and those of K unless they are whole tiles as they lie. Where those of K are, and how
-    many bytes apart."""
-
-    def copy_all(p: V, strides: Sequence[V], columns: int, to: V, units: int) -> None:
-        base, ld = fn.gep(p, offset(fn, strides, span.batch, h), spec.elem), strides[2]
-
-        def copy(first: V, rows: V, row: V, _: V) -> None:
-            copy_rows(fn, fn.gep(base, fn.mul(row, ld), spec.elem), ld, rows, columns, fn.gep(to, fn.mul(first, units), I32), units)
-
-        if spec.paging is None:
-            copy(fn.i64(0), count, key0, key0)
-        else:
-            each_page(fn, a, spec, span, key0, count, copy, ahead=spec.keys)
-
-    copy_all(a.v, a.vs, spec.value_dim, at["tile_values"], spec.v_pad // 2)
-    units = query_units(spec)
-    whole, row = contiguous(fn, a, spec, span, key0, count) if spec.paging is not None else (fn.const(1, I1), key0)
-    if spec.head_dim != 2 * units:  # rows of tiles would end in other rows
-        copy_all(a.k, a.ks, spec.head_dim, at["tile_keys"], units)
-        return at["tile_keys"], fn.i64(4 * units)
-    whole = fn.and_(whole, fn.cmp("eq", fn.remu(count, TILE_ROWS), 0))
-    with fn.when(fn.not_(whole)):
-        copy_all(a.k, a.ks, spec.head_dim, at["tile_keys"], units)
-    there = fn.gep(fn.gep(a.k, offset(fn, a.ks, span.batch, h), spec.elem), fn.mul(row, a.ks[2]), spec.elem)
-    return fn.select(whole, there, at["tile_keys"]), fn.select(whole, fn.mul(a.ks[2], 2), fn.i64(4 * units))
 
 
 @dataclass(frozen=True)
@@ -450,84 +418,6 @@ def _prefetch_rows(fn: Fn, spec: Spec, k: V, ldk: V, count: V) -> None:
         row = fn.gep(k, fn.mul(r.iv, ldk), F32)
         for c in range(0, spec.head_dim, fn.lanes):
             fn.prefetch(fn.gep(row, c, F32))
-
-
-def _add_mask(fn: Fn, spec: Spec, at: dict[str, V], b: V, key0: V, count: V) -> None:
-    """Applies the caller's mask: its vectors run along keys, so that each square block is transposed.
-
-    Boolean masks are kept as a bit a key and transposed by testing the same bit of a vector of rows.
-    """
-    assert spec.emit_mask is not None
-    with fn.loop(0, spec.halves) as half:
-        row0 = fn.mul(half.iv, fn.lanes)
-        with fn.loop(0, fn.lanes) as r:
-            row = fn.add(row0, r.iv)
-            head = fn.load(fn.gep(at["heads"], row, I64), I64)
-            query = fn.cast(fn.load(fn.gep(at["query"], row, I32), I32), I64)
-            with fn.loop(0, count, fn.lanes) as c:
-                lanes = fn.tail_mask(fn.sub(count, c.iv))
-                mask = spec.emit_mask(fn, b, head, query, fn.add(key0, c.iv), lanes)
-                if mask.elem == I1:
-                    bits = fn.op(f"i{fn.lanes}", f"llvm.bitcast {mask.name} : {mask.type} to i{fn.lanes}")
-                    bits = fn.op(I32, f"arith.extui {bits.name} : {bits.type} to {I32}")  # no cast: i4 is no element type
-                    fn.store(bits, fn.gep(fn.gep(at["bias"], c.iv, I32), r.iv, I32))
-                else:
-                    fn.store(fn.mul(mask, LOG2E), fn.gep(fn.gep(at["bias"], fn.mul(r.iv, spec.keys), F32), c.iv, F32))
-        with fn.loop(0, count, fn.lanes) as c:
-            s = fn.gep(fn.gep(at["scores"], fn.mul(c.iv, spec.rows), F32), row0, F32)
-            if mask.elem == I1:
-                _keep_bits(fn, spec, fn.load(fn.gep(at["bias"], c.iv, I32), fn.vec(I32)), s)
-            else:
-                rows = fn.gep(at["bias"], c.iv, F32)
-                _add_block(fn, spec, [fn.load(fn.gep(rows, i * spec.keys, F32), fn.vec(F32)) for i in range(fn.lanes)], s)
-
-
-def _keep_bits(fn: Fn, spec: Spec, bits: V, s: V) -> None:
-    """Scores of a vector of keys become -inf where bit `key` of a lane's bits is clear."""
-    for i in range(fn.lanes):
-        p = fn.gep(s, i * spec.rows, F32)
-        keep = fn.cmp("ne", fn.and_(bits, 1 << i), 0)
-        fn.store(keep_where(fn, fn.load(p, fn.vec(F32)), keep), p)
-
-
-def _add_block(fn: Fn, spec: Spec, rows: list[V], s: V) -> None:
-    """Adds vectors along keys, one a query, to the scores of as many keys."""
-    for i, x in enumerate(transpose_block(fn, rows)):
-        p = fn.gep(s, i * spec.rows, F32)
-        fn.store(fn.add(fn.load(p, fn.vec(F32)), x), p)
-
-
-def _mask(fn: Fn, spec: Spec, at: dict[str, V], keep: str, key0: V, count: V) -> None:
-    """Scores of keys, numbered from key0 on, become -inf but where `key keep own` holds of the key of a lane's query, or, where
-    `keep` is "gt", of its position."""
-    of = at["position" if keep == "gt" and spec.hides else "own"]
-    queries = [fn.load(fn.gep(of, half * fn.lanes, I32), fn.vec(I32)) for half in range(spec.halves)]
-    with fn.loop(0, count) as j:
-        key = fn.splat(fn.cast(fn.add(key0, j.iv), I32))
-        row = fn.gep(at["scores"], fn.mul(j.iv, spec.rows), F32)
-        for half in range(spec.halves):
-            p = fn.gep(row, half * fn.lanes, F32)
-            fn.store(keep_where(fn, fn.load(p, fn.vec(F32)), fn.cmp(keep, key, queries[half])), p)
-
-
-def _any_hidden(fn: Fn, spec: Spec, at: dict[str, V]) -> V:
-    """Whether there is a key that some row of the block doesn't see."""
-    numbers = [fn.load(fn.gep(at["hidden"], half * fn.lanes, I32), fn.vec(I32)) for half in range(spec.halves)]
-    return fn.cmp("ne", fn.reduce("or", functools.reduce(fn.or_, numbers)), 0)
-
-
-def _hide(fn: Fn, spec: Spec, at: dict[str, V], key0: V, count: V) -> None:
-    """Scores of keys, numbered from key0 on, become -inf where they are hidden from a lane's query."""
-    halves = range(spec.halves)
-    own, numbers = ([fn.load(fn.gep(at[x], half * fn.lanes, I32), fn.vec(I32)) for half in halves] for x in ("own", "hidden"))
-    with fn.loop(0, count) as j:
-        key = fn.splat(fn.cast(fn.add(fn.add(key0, j.iv), HIDDEN_KEYS), I32))
-        row = fn.gep(at["scores"], fn.mul(j.iv, spec.rows), F32)
-        for half in halves:
-            p, bit = fn.gep(row, half * fn.lanes, F32), fn.sub(key, own[half])
-            shown = fn.cmp("eq", fn.and_(fn.shr(numbers[half], fn.and_(bit, HIDDEN_KEYS - 1)), 1), 0)
-            keep = fn.or_(shown, fn.cmp("uge", bit, HIDDEN_KEYS))
-            fn.store(keep_where(fn, fn.load(p, fn.vec(F32)), keep), p)
 
 
 def _softmax(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:

@@ -8,29 +8,29 @@ totals are those of the weights before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dhlo.codegen.families.attention.common import Args, Spec, scale_of_queries
+from dhlo.codegen.families.attention.common import Args, Rows, Span, Spec, contiguous, each_page, offset, scale_of_queries
 from dhlo.codegen.families.gemm.multiply_add import as_vector_of
 from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.families.gemm.tiles import TILES_PAY
 from dhlo.codegen.families.gemm.tiles_microkernel import TILE_ROWS, on_tiles, tiles_of
-from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, Fn, V, vec
+from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I32, I64, Fn, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
 __all__ = [
     "configure",
     "copy_query",
-    "copy_rows",
     "in_tiles",
+    "lay_rows",
     "multiply_scores",
     "multiply_values",
     "pack_queries",
     "pack_values",
     "pack_weights",
-    "query_units",
     "release",
     "serves",
     "tile_scratch",
@@ -42,15 +42,13 @@ _CONFIG: Final = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0, 0x10
 
 def serves(spec: Spec) -> bool:
     """Whether there is such a form."""
-    tiles, plain = (
-        spec.tiles.target.tiles,
-        spec.elem == spec.k.elem == spec.v.elem == BF16 and not spec.k.scaled and not spec.v.scaled,
-    )
+    tiles = spec.tiles.target.tiles
+    plain = spec.elem == BF16 and spec.k == spec.v == Rows(BF16)
     fits = spec.lanes == _UNITS and spec.halves <= 3 and spec.head_dim % 2 == spec.value_dim % 2 == 0
     return tiles is not None and BF16 in tiles.products and plain and fits
 
 
-def query_units(spec: Spec) -> int:
+def _query_units(spec: Spec) -> int:
     """Units of a row of queries or keys, as whole rows of tiles."""
     return -(-spec.head_dim // (2 * _UNITS)) * _UNITS
 
@@ -71,7 +69,7 @@ def tile_scratch(spec: Spec) -> dict[str, int]:
     values turned; weights by units."""
     if not serves(spec):
         return {}
-    rows, units, pairs = spec.rows, query_units(spec), _key_units(spec)
+    rows, units, pairs = spec.rows, _query_units(spec), _key_units(spec)
     return {
         "config": _UNITS,
         "raw": rows * units,
@@ -94,7 +92,7 @@ def release(fn: Fn) -> None:
     on_tiles(fn, tiles_of(fn).release)
 
 
-def copy_rows(fn: Fn, src: V, ld: V, count: V, columns: int, dst: V, units: int) -> None:
+def _copy_rows(fn: Fn, src: V, ld: V, count: V, columns: int, dst: V, units: int) -> None:
     """Copies `count` rows of so many bf16, `ld` apart, to rows of `units` pairs that end with zeros."""
     with fn.loop(0, count) as r:
         p, to = fn.gep(src, fn.mul(r.iv, ld), BF16), fn.gep(dst, fn.mul(r.iv, units), I32)
@@ -104,8 +102,8 @@ def copy_rows(fn: Fn, src: V, ld: V, count: V, columns: int, dst: V, units: int)
 
 def copy_query(fn: Fn, spec: Spec, at: dict[str, V], p: V, row: V) -> None:
     """A row of queries goes to its place in `raw`."""
-    units = query_units(spec)
-    copy_rows(fn, p, fn.i64(0), fn.i64(1), spec.head_dim, fn.gep(at["raw"], fn.mul(row, units), I32), units)
+    units = _query_units(spec)
+    _copy_rows(fn, p, fn.i64(0), fn.i64(1), spec.head_dim, fn.gep(at["raw"], fn.mul(row, units), I32), units)
 
 
 def _row(fn: Fn, p: V, first: int, units: int) -> V:
@@ -116,9 +114,39 @@ def _row(fn: Fn, p: V, first: int, units: int) -> V:
     return fn.masked_load(at, fn.dense([int(i < left) for i in range(_UNITS)], "i1"), fn.const(0, ty))
 
 
+def lay_rows(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, key0: V, count: V) -> tuple[V, V]:
+    """Copies rows of V of a block of keys, and those of K unless they are whole tiles as they lie. Where those of K are, and how
+    many bytes apart."""
+
+    def copy_all(p: V, strides: Sequence[V], columns: int, to: V, units: int) -> None:
+        base, ld = fn.gep(p, offset(fn, strides, span.batch, h), spec.elem), strides[2]
+
+        def copy(first: V, rows: V, row: V, _: V) -> None:
+            _copy_rows(
+                fn, fn.gep(base, fn.mul(row, ld), spec.elem), ld, rows, columns, fn.gep(to, fn.mul(first, units), I32), units
+            )
+
+        if spec.paging is None:
+            copy(fn.i64(0), count, key0, key0)
+        else:
+            each_page(fn, a, spec, span, key0, count, copy, ahead=spec.keys)
+
+    copy_all(a.v, a.vs, spec.value_dim, at["tile_values"], spec.v_pad // 2)
+    units = _query_units(spec)
+    whole, row = contiguous(fn, a, spec, span, key0, count) if spec.paging is not None else (fn.const(1, I1), key0)
+    if spec.head_dim != 2 * units:  # rows of tiles would end in other rows
+        copy_all(a.k, a.ks, spec.head_dim, at["tile_keys"], units)
+        return at["tile_keys"], fn.i64(4 * units)
+    whole = fn.and_(whole, fn.cmp("eq", fn.remu(count, TILE_ROWS), 0))
+    with fn.when(fn.not_(whole)):
+        copy_all(a.k, a.ks, spec.head_dim, at["tile_keys"], units)
+    there = fn.gep(fn.gep(a.k, offset(fn, a.ks, span.batch, h), spec.elem), fn.mul(row, a.ks[2]), spec.elem)
+    return fn.select(whole, there, at["tile_keys"]), fn.select(whole, fn.mul(a.ks[2], 2), fn.i64(4 * units))
+
+
 def pack_queries(fn: Fn, spec: Spec, at: dict[str, V]) -> None:
     """Of the rows in `raw`: unit by unit, those of all rows side by side."""
-    units, ty = query_units(spec), vec(I32, _UNITS)
+    units, ty = _query_units(spec), vec(I32, _UNITS)
     for half in range(spec.halves):
         for u in range(0, units, _UNITS):
             rows = [fn.load(fn.gep(at["raw"], (half * _UNITS + i) * units + u, I32), ty) for i in range(_UNITS)]
@@ -128,7 +156,7 @@ def pack_queries(fn: Fn, spec: Spec, at: dict[str, V]) -> None:
 
 def multiply_scores(fn: Fn, a: Args, spec: Spec, at: dict[str, V], count: V, keys: V, apart: V) -> None:
     """Scores of `count` keys, whose rows lie `apart` bytes from each other; those of a last tile's other rows may be any."""
-    units, high = query_units(spec), _most_high(spec)
+    units, high = _query_units(spec), _most_high(spec)
 
     def score(tile: V, high: int) -> None:
         first = fn.mul(tile, TILE_ROWS)

@@ -135,6 +135,24 @@ def test_tokens_that_are_a_tree(windowed: tuple[Any, CompiledModel], seed: int) 
     check_trees(*windowed, seed)
 
 
+@pytest.mark.parametrize(("window", "branches"), [(0, True), (33, True), (32, False)])
+def test_which_tokens_may_be_a_tree(window: int, branches: bool) -> None:
+    """Those whose windows reach behind any tree's root."""
+
+    class Windowed(torch.nn.Module):
+        def forward(self, x: torch.Tensor, past: torch.Tensor) -> Any:
+            whole = torch.cat([past, x], 2)
+            own, key = torch.arange(x.shape[2])[:, None] + past.shape[2], torch.arange(past.shape[2] + x.shape[2])[None]
+            sees = (key <= own) & (key > own - window) if window else key <= own
+            return torch.nn.functional.scaled_dot_product_attention(x, whole, whole, sees), whole
+
+    dims = {0: Dim("batch"), 2: Dim("new")}
+    args = torch.randn(3, 2, 5, 16), torch.randn(3, 2, 7, 16)
+    exported = export(Windowed(), args, dynamic_shapes=(dims, {0: Dim("batch"), 2: Dim("past")}), strict=False)
+    paging = json.loads(dhlo.compile(exported, pages={"past": 16}).metadata)["paging"]
+    assert (paging["hidden"] is not None) == branches and paging["windows"] == [window]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"gemma3"}))
 def test_decoders(name: str) -> None:

@@ -81,7 +81,7 @@ void Drafter::draft(std::vector<DraftJob>& jobs, const DraftPrices& prices) {
   }
   for (DraftJob& job : jobs) {
     if (job.width > 1) job.growth.choose([&](int64_t drafts) { return prices.verify(drafts); });
-    job.made = job.growth.write(job.drafts);
+    job.growth.write(job.drafts);
   }
 }
 
@@ -189,7 +189,7 @@ bool Drafter::draw(DraftJob& job, const void* logits, int64_t computed) {
 void Drafter::verified(DraftJob& job, int64_t size, Span<const int32_t> path) {
   DraftState& state = job.choice->draft;
   if (job.width > 1) job.growth.learn(path, odds_);
-  if (!state.sequence || job.made == 0) return;
+  if (!state.sequence || job.growth.size() == 0) return;
   places_.clear();
   for (const int32_t draft : path) {
     if (job.growth.place(draft) < 0) break;

@@ -22,10 +22,9 @@ struct DraftJob {
   Choice* choice;      // all of its tokens are to be seen, then `most` are drafted
   int64_t most;        // at least 1; of a tree those are drafted that are worth their time
   Draft* drafts;       // room for `most`
-  int64_t made = 0;    // fewer than wanted where it hasn't seen all yet, or can't
   int64_t width = 1;   // so many at most follow a token; 1 where tokens are drawn by chance
   int64_t steps = 0;   // of the draft model, beside the one that sees the choice's tokens
-  DraftGrowth growth;  // of the drafts
+  DraftGrowth growth;  // of the drafts: fewer than wanted where it hasn't seen all yet, or can't
 };
 
 // What drafts cost in the step that is planned.

@@ -315,7 +315,7 @@ void Engine::make_drafts() {
   for (Item& item : items_) {
     if (!item.by_model) continue;
     item.job = &*job++;
-    item.drafts = item.job->made;
+    item.drafts = static_cast<int64_t>(item.job->growth.size());
   }
   counts_.draft_ns += now_ns() - begin;
   counts_.draft_steps = drafter_->steps();

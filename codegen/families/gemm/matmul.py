@@ -43,8 +43,11 @@ beside which B's are taken apart. In the middle of what is measured, 50 and 100.
 _HALF_SHARE = 16
 # Rows of bf16 are widened in place, for each tile, where no more than so many panels of B read them: else once, as they are packed.
 _PANELS_WIDENED = 2
-# Rows of single elements are read in place for fewer panels of B, or up to so many row panels, or wherever lines come fast enough.
-_IN_PLACE_PANELS, _IN_PLACE_ROWS = 8, 4
+# Rows of single elements are read in place for fewer panels of B, or up to so many row panels, and more of these where B stays in
+# half of the second-level cache, or wherever lines come fast enough.
+_IN_PLACE_PANELS, _IN_PLACE_ROWS = 8, (2, 4)
+# Rows of B that far apart, a power of two, share one set of any second-level cache.
+_MOST_APART = 1 << 20
 # Of B that few rows of bytes read in a cycle.
 _BYTES_A_CYCLE = 16
 
@@ -173,16 +176,23 @@ class Matmul:
         if x.workspace is None or self.elem not in STREAM_ROWS:
             tiled()
             return
-        fn.if_else(streams(host, self.elem, self.spec, x), lambda: launch_stream(host, self.elem, self.spec, x), tiled, [])
+        few = streams(host, self.elem, self.spec, x, self._parts(fn, x))
+        fn.if_else(few, lambda: launch_stream(host, self.elem, self.spec, x), tiled, [])
 
     def _launch_tiled(self, host: HostContext, x: Operands) -> list[V]:
         """Products by this tile."""
         fn, memory = host.fn, x.parts
-        if not self.splits or memory is None:
+        parts = self._parts(fn, x)
+        if parts is None or memory is None:
             return self._launch_whole(host, x)
-        parts = count_parts(fn, self.elem, self.spec, x.m, units(fn, x.k, self.elem), fn.ceildivu(x.n, self.spec.panel(self.elem)))
         split = fn.cmp("gt", parts, 1)
         return fn.if_else(split, lambda: self._launch_parts(host, x, memory, parts), lambda: self._launch_whole(host, x), [])
+
+    def _parts(self, fn: Fn, x: Operands) -> V | None:
+        """In how many parts k is taken, less than 2 where it isn't split; None where it never is."""
+        if not self.splits:
+            return None
+        return count_parts(fn, self.elem, self.spec, x.m, units(fn, x.k, self.elem), fn.ceildivu(x.n, self.spec.panel(self.elem)))
 
     @staticmethod
     def _panels(host: HostContext, x: Operands) -> tuple[PanelSource, list[V]]:
@@ -232,13 +242,16 @@ class Matmul:
             owns = fn.and_(owns, fn.not_(self._crowds(host, x)))
         return fn.if_else(owns, own, pack_first, [])
 
-    @staticmethod
-    def _crowds(host: HostContext, x: Operands) -> V:
+    def _apart(self, host: HostContext, x: Operands) -> V:
+        """The largest power of two that divides the bytes from one row of B to the next, or a line's: lines of as many rows as the
+        second-level cache has of these fill the sets that they share. At most what suits every cache."""
+        fn, stride = host.fn, host.fn.mul(x.b_strides[2], BITS[self.elem] // 8)
+        return fn.min(fn.max(fn.and_(stride, fn.sub(0, stride)), LINE_BYTES), _MOST_APART)
+
+    def _crowds(self, host: HostContext, x: Operands) -> V:
         """Whether the lines of B's rows crowd few sets of the second-level cache: of those that two panels share, the second one
         would find none there."""
-        fn, stride = host.fn, x.b_strides[2]
-        g = fn.max(fn.and_(stride, fn.sub(0, stride)), LINE_BYTES)
-        return fn.cmp("gt", fn.mul(x.k, g), host.l2_bytes)
+        return host.fn.cmp("gt", host.fn.mul(x.k, self._apart(host, x)), host.l2_bytes)
 
     @staticmethod
     def _uses(fn: Fn, x: Operands, blocks: V) -> V:
@@ -306,6 +319,7 @@ class Matmul:
             by_tiles=by_tiles,
             always=copied and source is not _STRIDED,
             beside=self.beside,
+            apart=None if by_tiles is None else self._apart(host, x),
         )
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
         return _Blocking(plan, panels, in_place, count)
@@ -404,11 +418,20 @@ class Matmul:
             whole = fn.or_(fn.cmp("eq", fn.remu(k, depth(self.elem)), 0), fn.cmp("ge", k, self._half_depth))
             fits = fn.and_(fits, fn.and_(whole, fn.cmp("ge", m, in_one_set(self.elem, self.spec))))
         if depth(self.elem) == 1:
-            few = fn.or_(fn.cmp("lt", x.n, _IN_PLACE_PANELS * self.spec.panel(self.elem)), fn.cmp("le", m, _IN_PLACE_ROWS * rows))
+            few = fn.or_(
+                fn.cmp("lt", x.n, _IN_PLACE_PANELS * self.spec.panel(self.elem)), fn.cmp("le", m, _IN_PLACE_ROWS[0] * rows)
+            )
+            few = fn.or_(few, fn.and_(fn.cmp("le", m, _IN_PLACE_ROWS[1] * rows), self._stays(host, x)))
             fits = fn.and_(fits, fn.or_(few, self._reads_lines_fast(host)))
         if self.spec.left_parts(self.elem) > 1:
             fits = fn.and_(fits, fn.cmp("le", x.n, _PANELS_WIDENED * self.spec.panel(self.elem)))
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
+
+    def _stays(self, host: HostContext, x: Operands) -> V:
+        """Whether B takes no more than half of the second-level cache."""
+        fn = host.fn
+        with fn.wrapping():
+            return fn.cmp("le", fn.mul(fn.mul(x.k, x.n), BITS[self.elem] // 4), host.l2_bytes)
 
     def _reads_lines_fast(self, host: HostContext) -> V:
         """Whether the second-level cache delivers a quarter of a line in the time of a multiply-add of whole vectors. Lines of many

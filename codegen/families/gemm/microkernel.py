@@ -47,7 +47,7 @@ LEAST_FETCHING: Final = 8
 _MOST_PLACE_SHIFT: Final = 3
 # Tiles of fewer rows don't hide the packing of B.
 _LEAST_PACKING = 4
-SHARING_PANELS: Final = 6
+SHARING_PANELS: Final = 3
 """From so many row panels on a block's tiles share what they fetch."""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import sympy
 
 from dhlo.codegen.families.box import copy_cycles, product_wake_cycles
@@ -14,7 +12,6 @@ from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, V, 
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS, HostContext, kernel_fn, load_args
 
 __all__ = [
-    "FEW_TILES",
     "count_parts",
     "emit_join_kernel",
     "emit_store_part",
@@ -25,8 +22,8 @@ __all__ = [
     "parts_bytes",
 ]
 
-FEW_TILES: Final = 4
-"""Products of more tiles aren't split."""
+# Products of more tiles aren't split.
+_FEW_TILES = 4
 # k is split so that there are up to so many tiles of parts.
 _TILES_OF_PARTS = 16
 # Multiply-adds of whole vectors of a part, for a column of tiles, at least; a step of k counts as so many at least, since few rows
@@ -46,9 +43,9 @@ def may_split(m: sympy.Expr, n: sympy.Expr, k: sympy.Expr, elem: str, spec: Tile
         return -(-int(size) // step) if size.is_Integer else 1
 
     panels, row_panels = least(n, spec.panel(elem)), least(m, spec.rows(elem))
-    if panels * row_panels > FEW_TILES:
+    if panels * row_panels > _FEW_TILES:
         return False
-    rows = int(m) if m.is_Integer else FEW_TILES // max(panels, 1) * spec.rows(elem)
+    rows = int(m) if m.is_Integer else _FEW_TILES // max(panels, 1) * spec.rows(elem)
     step = max(rows * spec.vectors * spec.per_panel, _STEP_CYCLES)
     return not k.is_Integer or least(k, depth(elem)) * step >= 2 * _PART_CYCLES
 
@@ -60,7 +57,7 @@ def count_parts(fn: Fn, elem: str, spec: TileSpec, m: V, steps: V, panels: V) ->
     with fn.wrapping():
         parts = fn.divu(fn.mul(steps, step), _PART_CYCLES)
     parts = fn.min(parts, fn.divu(fn.i64(_TILES_OF_PARTS), fn.max(tiles, 1)))
-    few = fn.and_(fn.cmp("gt", tiles, 0), fn.cmp("le", tiles, FEW_TILES))
+    few = fn.and_(fn.cmp("gt", tiles, 0), fn.cmp("le", tiles, _FEW_TILES))
     return fn.select(few, parts, 0)
 
 

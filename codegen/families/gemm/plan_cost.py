@@ -56,6 +56,7 @@ class RightSide:
 
     copying, own   a step of a panel that is packed by a launch before, and by each block
     stream, again  a step from memory, and one that another block has read before
+    inside         all of B stays in half of the second-level cache
     near           all of B stays in a part of the third-level cache, or of the second where that is slow
     wide           rows of the result are long enough for tiles beside each other to pay
     few_rows       few blocks pack for themselves, as B is no larger than the caches, or rows are few
@@ -70,6 +71,7 @@ class RightSide:
     own: V
     stream: V
     again: V
+    inside: V
     near: V
     wide: V
     few_rows: V
@@ -108,7 +110,8 @@ class RightSide:
         few_rows = fn.not_(far) if may_stream(elem, spec) else fn.const(1, I1)
         by_tiles = None if by_tiles is None else fn.and_(by_tiles, near)
         stays = fn.and_(inside, fn.cmp("ge", host.l2_bytes, beside))
-        return cls(fn, spec, copied, copying, own, stream, fn.select(stays, 0, stream), near, wide, few_rows, by_tiles, always)
+        again = fn.select(stays, 0, stream)
+        return cls(fn, spec, copied, copying, own, stream, again, inside, near, wide, few_rows, by_tiles, always)
 
     def packs_own(self, uses: V, rows: V) -> V:
         """Whether each of a panel's uses, blocks of so many rows, packs it to scratch: no second launch, no way through memory."""

@@ -12,16 +12,17 @@ from dhlo.codegen.target import LINE_BYTES
 
 __all__ = ["Sharing"]
 
-# One tile in so many fetches, at most: what the last ones fetch would come late.
-_FETCHING_SHARE: Final = 3
+# Tiles that don't fetch: the first, which packs and waits for its own lines.
+_OTHER_TILES: Final = 1
 # Steps of k in which a tile fetches one line are 2 to the power of this at most.
 _MOST_SHIFT: Final = 5
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """A panel's lines of each unit of k, fetched by `lines` times 2^shift tiles, as memory delivers them in the time of several:
-    each fetches one of the lines, of one part in 2^shift of the units. Unless it `shares`, the first tile fetches them all.
+    """A panel's lines of each unit of k, fetched by `lines` times 2^shift tiles behind the first one, as memory delivers them in
+    the time of several: each fetches one of the lines, of one part in 2^shift of the units. Unless it `shares`, the first tile
+    fetches them all.
     """
 
     fn: Fn
@@ -36,7 +37,7 @@ class Sharing:
         lines = max(spec.panel(elem) * BITS[elem] * depth(elem) // (8 * LINE_BYTES), 1)
         shift = fn.i64(0)
         for x in range(1, _MOST_SHIFT + 1):
-            shift = fn.select(fn.cmp("ge", row_panels, _FETCHING_SHARE * lines << x), x, shift)
+            shift = fn.select(fn.cmp("ge", row_panels, (lines << x) + _OTHER_TILES), x, shift)
         shares = fn.cmp("ge", row_panels, SHARING_PANELS)
         return cls(fn, shares, lines, shift, fn.add(fn.shr(fn.sub(fn.max(units, 1), 1), shift), 1))
 
@@ -44,6 +45,7 @@ class Sharing:
         """Whether the tile i fetches of what is at `later`, `step` bytes on for each unit, where it begins, and the shift."""
         fn, lines = self.fn, self.lines
         tiles = fn.select(self.shares, fn.shl(fn.i64(lines), self.shift), 1)
+        i = fn.select(self.shares, fn.sub(i, 1), i)
+        fetches = fn.cmp("ult", i, tiles)
         begins = fn.add(fn.mul(fn.mul(fn.divu(i, lines), self.units), step), fn.mul(fn.remu(i, lines), LINE_BYTES))
-        fetches = fn.cmp("lt", i, tiles)
         return fetches, fn.gep(later, fn.select(self.shares, begins, 0), I8), fn.select(fetches, self.shift, 0)

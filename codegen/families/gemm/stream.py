@@ -14,9 +14,8 @@ from dhlo.codegen.families.gemm.gemv import (
     stream_scratch_bytes,
 )
 from dhlo.codegen.families.gemm.operands import Operands
-from dhlo.codegen.families.gemm.parts import FEW_TILES
 from dhlo.codegen.families.gemm.plan_cost import call_cycles
-from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec
+from dhlo.codegen.families.gemm.register_tile import F16, TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -24,7 +23,7 @@ __all__ = ["column_splits", "launch_stream", "streams"]
 
 # More rows than so many are streamed if k is so long at least: tiles take a panel of all rows of B, each of which may lie in
 # another page. Found on a Granite Rapids for f32 and f16, with vectors of 512 and of 256 bits.
-_FLAT_ROWS, _STREAM_DEPTH = 12, {F32: 1024, F64: 1024, F16: 384, BF16: 0}
+_FLAT_ROWS, _STREAM_DEPTH = 12, {F32: 1024, F64: 1024, F16: 384}
 
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
 # them would fetch each line several times.
@@ -44,14 +43,17 @@ _KEPT_HALVES, _LEAST_STREAM = 3, (1024, 384)
 _EAGER_WAKES = 4
 
 
-def streams(host: HostContext, elem: str, spec: TileSpec, x: Operands) -> V:
-    """Whether the rows are few enough, and they and B's contiguous."""
+def streams(host: HostContext, elem: str, spec: TileSpec, x: Operands, parts: V | None) -> V:
+    """Whether the rows are few enough, and they and B's contiguous; `parts`: in how many k is taken otherwise, None if in one."""
     fn = host.fn
-    few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[elem]), fn.cmp("ge", x.n, 1))
-    # More rows than that only where every thread has columns of its own, and k wouldn't be split: sums are the tiles' then.
-    least = fn.max(fn.mul(column_splits(host, x), narrow_columns(elem, spec)), (FEW_TILES + 1) * spec.panel(elem))
-    more = fn.and_(fn.cmp("ge", x.k, _STREAM_DEPTH[elem]), fn.cmp("ge", x.n, least))
-    few = fn.and_(few, fn.or_(fn.cmp("le", x.m, _FLAT_ROWS), more))
+    few = fn.and_(fn.cmp("le", x.m, min(_FLAT_ROWS, STREAM_ROWS[elem])), fn.cmp("ge", x.n, 1))
+    if STREAM_ROWS[elem] > _FLAT_ROWS:
+        # More rows than that only where every thread has columns of its own, and k wouldn't be split: sums are the tiles' then.
+        splits = column_splits(host, x)
+        own = fn.or_(fn.cmp("eq", splits, 1), fn.cmp("ge", x.n, fn.mul(splits, narrow_columns(elem, spec))))
+        more = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[elem]), fn.cmp("ge", x.k, _STREAM_DEPTH[elem]))
+        more = fn.and_(fn.and_(more, own), fn.cmp("ge", x.n, 1))
+        few = fn.or_(few, more if parts is None else fn.and_(more, fn.cmp("lt", parts, 2)))
     return fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
 
 

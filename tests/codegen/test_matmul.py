@@ -49,6 +49,8 @@ ZEN5 = {
     "l2_bytes_per_us": 124_000, "l3_bytes_per_us": 92_000, "memory_bytes_per_us": 41_000,
 }  # fmt: skip
 """What is measured of one."""
+SLOW_CACHE = {**_FMAS, "l3_bytes": 400 << 20, "l2_bytes_per_us": 100_000, "l3_bytes_per_us": 30_000, "memory_bytes_per_us": 18_000}
+"""Of a machine whose third-level cache is as slow as memory."""
 
 
 def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: bool, to: str | None = None) -> str:
@@ -301,6 +303,8 @@ def test_few_rows_stream_b_in_place(elem: str) -> None:
         (24, 260, 1100, 2),
         (17, 33, 1030, 1),
         (19, 403, 1040, 1),
+        # More rows by a B that stays in a cache.
+        *((m, n, k, 1 + m % 2) for m, n in ((13, 70), (25, 33), (36, 500), (37, 130)) for k in (1, 16, 70)),
     ]:
         a, b = tensor(rng, (batch, 1, m, k), elem), tensor(rng, (batch, 1, k, n + 3), elem)[..., 2 : n + 2]
         got = run(a, b, packed=False, seed=n, num_threads=1 + m % 3)
@@ -309,6 +313,8 @@ def test_few_rows_stream_b_in_place(elem: str) -> None:
         for l3 in (0, 64 << 20):  # strips of larger ones, prefetched or not
             strips = run(a, b, packed=False, num_threads=1 + n % 2, l2_bytes=16 << 10, machine={"l3_bytes": l3})
             np.testing.assert_array_equal(strips, got)
+        far = run(a, b, packed=False, l2_bytes=4 * max(b.nbytes, 4 << 10), machine=SLOW_CACHE)
+        np.testing.assert_array_equal(far, got)
         bias = tensor(rng, (n,), accumulator(elem))  # sums that aren't the result wait in a tile
         check(run(a, b, packed=False, bias=bias, l2_bytes=(16 << 10) << 8 * (n % 2), machine={"l3_bytes": 0}), a, b, bias)
 
@@ -551,6 +557,24 @@ def test_tiles_pack_what_belongs_to_b(elem: str) -> None:
         check(got, a, b)
         if m > 12 or i % 2:  # fewer rows are streamed, unless they are columns
             np.testing.assert_array_equal(got, run(a, turned, packed=False))
+
+
+@pytest.mark.parametrize("elem", [F32, F64])
+def test_rows_of_b_that_share_sets_are_taken_in_short_chunks(elem: str) -> None:
+    """Of k, which change no bit."""
+    rng = np.random.default_rng(23)
+    for m, n, k, stride in (
+        (15, 500, 200, 512),
+        (43, 1000, 130, 1024),
+        (60, 250, 700, 256),
+        (100, 400, 333, 500),
+        (14, 500, 200, 512),
+    ):
+        a, b = tensor(rng, (1, 1, m, k), elem), tensor(rng, (1, 1, k, stride), elem)[..., :n]
+        whole = run(a, b, packed=False, l2_bytes=64 << 20)
+        check(whole, a, b)
+        for l2_bytes in (64 << 10, 256 << 10):
+            np.testing.assert_array_equal(run(a, b, packed=False, num_threads=2, l2_bytes=l2_bytes, machine=SLOW_CACHE), whole)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -26,7 +26,7 @@ __all__ = [
     "stream_scratch_bytes",
 ]
 
-STREAM_ROWS: Final = {F32: 24, F64: 24, F16: 36, BF16: 4}
+STREAM_ROWS: Final = {F32: 36, F64: 36, F16: 36, BF16: 4}
 """The most rows for which B is streamed, by element type: others have no such kernel. More rows of bf16 pay for packing B, which
 dot products then read."""
 
@@ -46,6 +46,8 @@ _NARROWEST, _NARROW = 2, 4
 # first group brings it beside the next one and the sums, and columns whose sums of all rows take so many bytes. A part has at
 # least so many rows of B.
 _PART_SHARE, _SUMS_BYTES, _LEAST_DEPTH = 8, 64 << 10, 16
+# Nothing has fetched the first part: there are so many at least, if they have so many rows of B then.
+_LEAST_PARTS, _PART_DEPTH = 8, 64
 
 
 def _vectors(rows: int, spec: TileSpec) -> int:
@@ -267,7 +269,10 @@ def _emit_row_groups(item: _Item, heights: range, begin: V, end: V, *, far: bool
         columns = fn.min(fn.sub(end, strip.iv), widest)
         sums, ld = item.place(strip.iv, fn.mul(fn.ceildivu(columns, lanes), lanes))
         row_share = fn.mul(columns, _PART_SHARE * nbytes)
-        depth = fn.max(fn.divu(item.l2_bytes, row_share), _LEAST_DEPTH) if far else fn.max(item.k, 1)
+        depth = fn.max(item.k, 1)
+        if far:
+            several = fn.max(fn.ceildivu(item.k, _LEAST_PARTS), _PART_DEPTH)
+            depth = fn.max(fn.min(fn.divu(item.l2_bytes, row_share), several), _LEAST_DEPTH)
         whole = fn.divu(columns, step)
         rest = fn.sub(columns, fn.mul(whole, step))
         with fn.loop(0, fn.max(item.k, 1), depth) as part:

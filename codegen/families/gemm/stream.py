@@ -16,14 +16,17 @@ from dhlo.codegen.families.gemm.gemv import (
 from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.plan_cost import call_cycles
 from dhlo.codegen.families.gemm.register_tile import F16, TileSpec
-from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["column_splits", "launch_stream", "streams"]
 
-# More rows than so many are streamed if k is so long at least: tiles take a panel of all rows of B, each of which may lie in
-# another page. Found on a Granite Rapids for f32 and f16, with vectors of 512 and of 256 bits.
-_FLAT_ROWS, _STREAM_DEPTH = 12, {F32: 1024, F64: 1024, F16: 384}
+# More rows than so many are streamed up to so many where k is so long at least, as tiles take a panel of all rows of B, each of
+# which may lie in another page; and those of f32 and f64 where B stays in one part in so many of the second-level cache, as packing
+# it costs more than reading it for each group of rows. Found on a Granite Rapids, with vectors of 512 and of 256 bits.
+_FLAT_ROWS = 12
+_DEEP_ROWS, _STREAM_DEPTH = {F32: 24, F64: 24, F16: 36}, {F32: 1024, F64: 1024, F16: 384}
+_KEPT_SHARE = {F32: 2, F64: 2}
 
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
 # them would fetch each line several times.
@@ -35,9 +38,10 @@ _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
 # B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
 # Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
-# A third-level cache that is as slow as memory is read as memory is where B takes more than so many halves of the second-level one,
-# in columns of at least so many elements: for rows in strips, and in groups. Found on a Granite Rapids.
-_KEPT_HALVES, _LEAST_STREAM = 3, (1024, 384)
+# A third-level cache that is as slow as memory is read as memory is where B takes more than so many eighths of the second-level
+# one, in columns of at least so many elements: for up to so many rows, which are alone, few, more, and the most. Found on a
+# Granite Rapids: 11 x 500 x 500 takes 0.78 of the time where B comes from the third, and 1.12 where it's still in the second.
+_SLOW_ROWS = {STRIP_ROWS: (12, 1024), 7: (12, 384), _FLAT_ROWS: (1, 384), max(STREAM_ROWS.values()): (1, 16)}
 # Few rows wake another thread for so much less work than others: most of their time is of calls and stores that cycles don't count.
 # Found on a Zen 4.
 _EAGER_WAKES = 4
@@ -51,10 +55,19 @@ def streams(host: HostContext, elem: str, spec: TileSpec, x: Operands, parts: V 
         # More rows than that only where every thread has columns of its own, and k wouldn't be split: sums are the tiles' then.
         splits = column_splits(host, x)
         own = fn.or_(fn.cmp("eq", splits, 1), fn.cmp("ge", x.n, fn.mul(splits, narrow_columns(elem, spec))))
-        more = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[elem]), fn.cmp("ge", x.k, _STREAM_DEPTH[elem]))
+        deep = fn.and_(fn.cmp("le", x.m, _DEEP_ROWS[elem]), fn.cmp("ge", x.k, _STREAM_DEPTH[elem]))
+        if elem in _KEPT_SHARE:
+            deep = fn.or_(deep, fn.cmp("le", fn.mul(_nbytes(fn, elem, x), _KEPT_SHARE[elem]), host.l2_bytes))
+        more = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[elem]), deep)
         more = fn.and_(fn.and_(more, own), fn.cmp("ge", x.n, 1))
         few = fn.or_(few, more if parts is None else fn.and_(more, fn.cmp("lt", parts, 2)))
     return fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
+
+
+def _nbytes(fn: Fn, elem: str, x: Operands) -> V:
+    """Bytes of all matrices of B."""
+    with fn.wrapping():
+        return fn.mul(fn.mul(fn.mul(x.n, x.k), fn.mul(*x.batch)), BITS[elem] // 8)
 
 
 def column_splits(host: HostContext, x: Operands) -> V:
@@ -70,13 +83,14 @@ def launch_stream(host: HostContext, elem: str, spec: TileSpec, x: Operands) -> 
     chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
     chunks = fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk)
     count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
-    with fn.wrapping():
-        nbytes = fn.mul(fn.mul(fn.mul(n, k), batches), BITS[elem] // 8)
+    nbytes = _nbytes(fn, elem, x)
     alone = fn.cmp("le", m, STRIP_ROWS)
     eighths = fn.select(alone, fn.i64(_KEPT_EIGHTHS), _KEPT_OF_GROUPS)
-    strips, groups = _LEAST_STREAM
-    slow = fn.and_(l3_is_slow(host), fn.cmp("ge", k, fn.select(alone, fn.i64(strips), groups)))
-    in_l2, in_l3 = fn.divu(fn.mul(host.l2_bytes, _KEPT_HALVES), 2), fn.divu(fn.mul(host.machine("l3_bytes"), eighths), 8)
+    kept, least = fn.i64(0), fn.i64(0)
+    for most, (some, depth) in reversed(_SLOW_ROWS.items()):
+        kept, least = (fn.select(fn.cmp("le", m, most), x, y) for x, y in ((some, kept), (depth, least)))
+    slow = fn.and_(l3_is_slow(host), fn.cmp("ge", k, least))
+    in_l2, in_l3 = (fn.divu(fn.mul(x, y), 8) for x, y in ((host.l2_bytes, kept), (host.machine("l3_bytes"), eighths)))
     far = fn.cmp("gt", nbytes, fn.select(slow, in_l2, fn.max(in_l3, host.l2_bytes)))
     short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
     long = fn.and_(alone, fn.cmp("ge", chunk, fn.min(fn.mul(m, _COLUMNS_OF_ROW), _COLUMNS_OF_STRIPS)))

@@ -16,7 +16,7 @@ from dhlo.codegen.families.gemm.gemv import (
 from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.plan_cost import call_cycles
 from dhlo.codegen.families.gemm.register_tile import F16, TileSpec
-from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, Fn, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["column_splits", "launch_stream", "streams"]
@@ -39,9 +39,12 @@ _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
 # Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
 # A third-level cache that is as slow as memory is read as memory is where B takes more than so many eighths of the second-level
-# one, in columns of at least so many elements: for up to so many rows, which are alone, few, more, and the most. Found on a
-# Granite Rapids: 11 x 500 x 500 takes 0.78 of the time where B comes from the third, and 1.12 where it's still in the second.
-_SLOW_ROWS = {STRIP_ROWS: (12, 1024), 7: (12, 384), _FLAT_ROWS: (1, 384), max(STREAM_ROWS.values()): (1, 16)}
+# one: more than it holds, in columns of at least so many elements, or of what it could hold, in longer ones; for up to so many rows:
+# those alone, few, more, and the most. Found on a Granite Rapids: 11 x 500 x 500 takes 0.78 of the time where B comes from the
+# third, 1.12 where it's still in the second; in batches 29 of 12 x 251 x 1,692 take 0.61, 24 of 6 x 48 x 6,763 0.70, but 4 of
+# 5 x 42 x 15,768 1.29.
+_SLOW_KEPT = 12, 1
+_SLOW_ROWS = {STRIP_ROWS: (1024, None), 7: (48, None), _FLAT_ROWS: (48, 384), max(STREAM_ROWS.values()): (16, 16)}
 # Few rows wake another thread for so much less work than others: most of their time is of calls and stores that cycles don't count.
 # Found on a Zen 4.
 _EAGER_WAKES = 4
@@ -86,10 +89,12 @@ def launch_stream(host: HostContext, elem: str, spec: TileSpec, x: Operands) -> 
     nbytes = _nbytes(fn, elem, x)
     alone = fn.cmp("le", m, STRIP_ROWS)
     eighths = fn.select(alone, fn.i64(_KEPT_EIGHTHS), _KEPT_OF_GROUPS)
-    kept, least = fn.i64(0), fn.i64(0)
-    for most, (some, depth) in reversed(_SLOW_ROWS.items()):
-        kept, least = (fn.select(fn.cmp("le", m, most), x, y) for x, y in ((some, kept), (depth, least)))
-    slow = fn.and_(l3_is_slow(host), fn.cmp("ge", k, least))
+    least, inside = fn.i64(0), fn.const(0, I1)
+    for most, (depth, deep) in reversed(_SLOW_ROWS.items()):
+        few = fn.cmp("le", m, most)
+        least = fn.select(few, depth, least)
+        inside = fn.select(few, fn.const(0, I1) if deep is None else fn.cmp("ge", k, deep), inside)
+    slow, kept = fn.and_(l3_is_slow(host), fn.cmp("ge", k, least)), fn.select(inside, fn.i64(_SLOW_KEPT[1]), _SLOW_KEPT[0])
     in_l2, in_l3 = (fn.divu(fn.mul(x, y), 8) for x, y in ((host.l2_bytes, kept), (host.machine("l3_bytes"), eighths)))
     far = fn.cmp("gt", nbytes, fn.select(slow, in_l2, fn.max(in_l3, host.l2_bytes)))
     short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))

@@ -23,9 +23,11 @@ __all__ = ["column_splits", "launch_stream", "streams"]
 
 # More rows than so many are streamed up to so many where k is so long at least, as tiles take a panel of all rows of B, each of
 # which may lie in another page; and those of f32 and f64 where B stays in one part in so many of the second-level cache, as packing
-# it costs more than reading it for each group of rows. Found on a Granite Rapids, with vectors of 512 and of 256 bits.
+# it costs more than reading it for each group of rows. Found on a Granite Rapids, with vectors of 512 and of 256 bits. Where the
+# third-level cache is slow, less depth will do, least where B has few columns: 58 of 21 x 199 x 387 take 0.66 of the time.
 _FLAT_ROWS = 12
 _DEEP_ROWS, _STREAM_DEPTH = {F32: 24, F64: 24, F16: 36}, {F32: 1024, F64: 1024, F16: 384}
+_FEW_COLUMNS, _SLOW_DEPTH = 512, {F32: (48, 256), F64: (48, 256)}
 _KEPT_SHARE = {F32: 2, F64: 2}
 
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
@@ -39,9 +41,9 @@ _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
 # Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
 # A third-level cache that is as slow as memory is read as memory is where B takes more than so many eighths of the second-level
-# one: more than it holds, in columns of at least so many elements, or of what it could hold, in longer ones; for up to so many rows:
-# those alone, few, more, and the most. Found on a Granite Rapids: 11 x 500 x 500 takes 0.78 of the time where B comes from the
-# third, 1.12 where it's still in the second; in batches 29 of 12 x 251 x 1,692 take 0.61, 24 of 6 x 48 x 6,763 0.70, but 4 of
+# one: more than it holds, in columns of at least so many elements, or of what it could hold, in longer ones; for up to so many
+# rows: those alone, few, more, and the most. Found on a Granite Rapids: 11 x 500 x 500 takes 0.78 of the time where B comes from
+# the third, 1.12 where it's still in the second; in batches 29 of 12 x 251 x 1,692 take 0.61, 24 of 6 x 48 x 6,763 0.70, but 4 of
 # 5 x 42 x 15,768 1.29.
 _SLOW_KEPT = 12, 1
 _SLOW_ROWS = {STRIP_ROWS: (1024, None), 7: (48, None), _FLAT_ROWS: (48, 384), max(STREAM_ROWS.values()): (16, 16)}
@@ -58,7 +60,12 @@ def streams(host: HostContext, elem: str, spec: TileSpec, x: Operands, parts: V 
         # More rows than that only where every thread has columns of its own, and k wouldn't be split: sums are the tiles' then.
         splits = column_splits(host, x)
         own = fn.or_(fn.cmp("eq", splits, 1), fn.cmp("ge", x.n, fn.mul(splits, narrow_columns(elem, spec))))
-        deep = fn.and_(fn.cmp("le", x.m, _DEEP_ROWS[elem]), fn.cmp("ge", x.k, _STREAM_DEPTH[elem]))
+        depth = fn.i64(_STREAM_DEPTH[elem])
+        if elem in _SLOW_DEPTH:
+            few_columns = fn.cmp("le", x.n, _FEW_COLUMNS)
+            least, other = _SLOW_DEPTH[elem]
+            depth = fn.select(l3_is_slow(host), fn.select(few_columns, fn.i64(least), other), depth)
+        deep = fn.and_(fn.cmp("le", x.m, _DEEP_ROWS[elem]), fn.cmp("ge", x.k, depth))
         if elem in _KEPT_SHARE:
             deep = fn.or_(deep, fn.cmp("le", fn.mul(_nbytes(fn, elem, x), _KEPT_SHARE[elem]), host.l2_bytes))
         more = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[elem]), deep)

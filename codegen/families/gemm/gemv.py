@@ -16,6 +16,7 @@ from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.target import LINE_BYTES
 
 __all__ = [
+    "BESIDE",
     "FROM_MEMORY",
     "STREAM_FACTS",
     "STREAM_ROWS",
@@ -34,8 +35,9 @@ STREAM_FACTS: Final = ("l2_bytes", "ahead_one", "ahead_few")
 """Facts of the machine that the kernel takes: the size of the second-level cache, and how many bytes ahead a pass prefetches B, for
 one row and for more."""
 
-WHOLE_ROWS, FROM_MEMORY = 1, 2
-"""How B is read: 0, in passes over all of k; in whole rows; in whole rows that are prefetched, as they come from memory."""
+WHOLE_ROWS, FROM_MEMORY, BESIDE = 1, 2, 3
+"""How B is read: 0, in passes over all of k; in whole rows; in whole rows that are prefetched, as they come from memory; in passes
+that prefetch the columns of the next one."""
 
 # Where B is read in whole rows, the sums of so many rows or fewer wait in a strip of so many bytes, half of the smallest first
 # cache, and a few rows of B are added to it at a time. B is then read in long pieces, one behind the other, as memory likes it.
@@ -102,6 +104,7 @@ class _Item:
     result: V
     epilogue: V
     eargs: V
+    beside: V  # whether passes prefetch the next one's columns
     l2_bytes: V
     ahead_one: V
     ahead_few: V
@@ -127,6 +130,8 @@ class _Item:
         columns, b = vectors * self.spec.lanes(elem), fn.gep(self.b, column, elem)
         ahead = self.ahead_one if rows == 1 else self.ahead_few
         later = fn.mul(fn.max(fn.divu(ahead, columns * BITS[elem] // 8), 1), self.b_stride)
+        # Rows needn't begin with a line, and the first one of the next columns is the last one of these.
+        later = fn.select(self.beside, columns + LINE_BYTES * 8 // BITS[elem] - 1, later)
         sums, ld = self.place(column, columns)
         fn.call(kernel, [self.a, self.a_stride, b, self.b_stride, self.k, sums, ld, width or fn.i64(0), later, fn.i64(0)])
         with self.unplaced():
@@ -184,7 +189,8 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         fn, [PTR, *[I64] * 3, PTR, *[I64] * (9 + len(STREAM_FACTS)), PTR, PTR, PTR]
     )
     always = STREAM_ROWS[elem] == STRIP_ROWS  # there are no passes for such elements
-    in_strips = fn.const(True, I1) if always else fn.cmp("ne", order, 0)
+    beside = fn.cmp("eq", order, BESIDE)
+    in_strips = fn.const(True, I1) if always else fn.and_(fn.cmp("ne", order, 0), fn.not_(beside))
     chunks = fn.max(fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk), 1)
     with fn.loop(fn.args[1], fn.args[2]) as loop:
         batch, begin = fn.divu(loop.iv, chunks), fn.mul(fn.remu(loop.iv, chunks), chunk)
@@ -192,7 +198,7 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
         a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem)
-        item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], n, result, epilogue, eargs, *facts)
+        item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], n, result, epilogue, eargs, beside, *facts)
         for rows in range(1, STRIP_ROWS + 1):
             with fn.when(fn.and_(in_strips, fn.cmp("eq", m, rows))):
                 if not always:

@@ -245,13 +245,17 @@ class Matmul:
     def _apart(self, host: HostContext, x: Operands) -> V:
         """The largest power of two that divides the bytes from one row of B to the next, or a line's: lines of as many rows as the
         second-level cache has of these fill the sets that they share. At most what suits every cache."""
-        fn, stride = host.fn, host.fn.mul(x.b_strides[2], BITS[self.elem] // 8)
-        return fn.min(fn.max(fn.and_(stride, fn.sub(0, stride)), LINE_BYTES), _MOST_APART)
+        fn = host.fn
+        with fn.wrapping():  # without elements, strides have any size
+            stride = fn.mul(x.b_strides[2], BITS[self.elem] // 8)
+            return fn.min(fn.max(fn.and_(stride, fn.sub(0, stride)), LINE_BYTES), _MOST_APART)
 
     def _crowds(self, host: HostContext, x: Operands) -> V:
         """Whether the lines of B's rows crowd few sets of the second-level cache: of those that two panels share, the second one
         would find none there."""
-        return host.fn.cmp("gt", host.fn.mul(x.k, self._apart(host, x)), host.l2_bytes)
+        fn, apart = host.fn, self._apart(host, x)
+        with fn.wrapping():
+            return fn.cmp("gt", fn.mul(x.k, apart), host.l2_bytes)
 
     @staticmethod
     def _uses(fn: Fn, x: Operands, blocks: V) -> V:

@@ -71,7 +71,7 @@ def streams(host: HostContext, elem: str, spec: TileSpec, x: Operands, parts: V 
             depth = fn.select(l3_is_slow(host), fn.select(few_columns, fn.i64(least), other), depth)
         deep = fn.and_(fn.cmp("le", x.m, _DEEP_ROWS[elem]), fn.cmp("ge", x.k, depth))
         if elem in _KEPT_SHARE:
-            deep = fn.or_(deep, fn.cmp("le", fn.mul(_nbytes(fn, elem, x), _KEPT_SHARE[elem]), host.l2_bytes))
+            deep = fn.or_(deep, fn.cmp("le", _nbytes(fn, elem, x), fn.divu(host.l2_bytes, _KEPT_SHARE[elem])))
         more = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[elem]), deep)
         more = fn.and_(fn.and_(more, own), fn.cmp("ge", x.n, 1))
         few = fn.or_(few, more if parts is None else fn.and_(more, fn.cmp("lt", parts, 2)))

@@ -16,14 +16,14 @@ from dhlo.codegen.families.gemm.gemv import (
     STREAM_ROWS,
     emit_stream_kernel,
 )
+from dhlo.codegen.families.gemm.in_place import crowds, leaves_caches, reads_in_place, row_distance
 from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, may_stream
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
 from dhlo.codegen.families.gemm.plan import Plan
-from dhlo.codegen.families.gemm.plan_cost import call_cycles
-from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, in_one_set, unit
+from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, unit
 from dhlo.codegen.families.gemm.stream import column_splits, launch_stream, streams
 from dhlo.codegen.families.gemm.tiles import TileProduct
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I64, Fn, KernelModule, V
@@ -32,22 +32,11 @@ from dhlo.codegen.target import LINE_BYTES
 
 __all__ = ["DOTS_PAY", "Matmul", "workspace_bytes"]
 
-# Addresses this far apart share sets of the first-level cache, whatever its size; no machine's is smaller than so many bytes.
-_L1_WAY_BYTES, _LEAST_L1_BYTES = 4096, 32 << 10
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 64
 DOTS_PAY = 71
 """What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair,
 beside which B's are taken apart. In the middle of what is measured, 50 and 100."""
-# A last unit of rows in place that is packed costs another call for each tile, which may take one part in so many of its products.
-_HALF_SHARE = 16
-# Rows of bf16 are widened in place, for each tile, where no more than so many panels of B read them: else once, as they are packed.
-_PANELS_WIDENED = 2
-# Rows of single elements are read in place for fewer panels of B, or up to so many row panels, and more of these where B stays in
-# half of the second-level cache, or wherever lines come fast enough.
-_IN_PLACE_PANELS, _IN_PLACE_ROWS = 8, (2, 4)
-# Rows of B that far apart, a power of two, share one set of any second-level cache.
-_MOST_APART = 1 << 20
 # Of B that few rows of bytes read in a cycle.
 _BYTES_A_CYCLE = 16
 
@@ -105,12 +94,6 @@ class Matmul:
         return (False,) if self.elem == I8 else (True, False)
 
     @property
-    def _half_depth(self) -> int:
-        """Products this deep hide what a last unit costs that is packed by itself (see `_HALF_SHARE`)."""
-        each = self.spec.mr * self.spec.vectors * self.spec.per_panel
-        return depth(self.elem) * -(-_HALF_SHARE * call_cycles(self.spec) // each)
-
-    @property
     def widened(self) -> Matmul | None:
         """The same product by f32 multiply-adds, for machines whose dot products of bf16 are slow; None for other types."""
         return replace(self, spec=replace(self.spec, widen=True)) if self.elem == BF16 and self.spec.bf16_dot else None
@@ -124,6 +107,10 @@ class Matmul:
     def _tiles(self) -> TileProduct | None:
         """The same product in matrices that registers hold, where the target has them."""
         return TileProduct.of(self.elem, self.spec)
+
+    def _in_place(self, host: HostContext, x: Operands) -> V:
+        """Whether A is read where it lies, or f16 in rows of f32 that are copied from there."""
+        return reads_in_place(host, self.elem, self.spec, x) if True in self._row_forms else host.fn.const(0, I1)
 
     def emit_kernels(self, module: KernelModule, *, packed: bool) -> None:
         """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
@@ -216,7 +203,7 @@ class Matmul:
         if self._row_forms == (False,):
             launch(rows=False)
         else:
-            in_place = self._reads_in_place(host, x)
+            in_place = self._in_place(host, x)
             fn.if_else(in_place, lambda: launch(rows=True), lambda: launch(rows=False), [])
         count, scratch = join_launch(fn, elem, spec, x.m, panels)
         args = [memory, parts, x.m, x.n, x.epilogue, x.epilogue_args]
@@ -239,23 +226,8 @@ class Matmul:
 
         owns = blocking.plan.packs_own(self._uses(fn, x, blocking.plan.blocks))
         if self.spec.panel(self.elem) * BITS[self.elem] // 8 < LINE_BYTES:
-            owns = fn.and_(owns, fn.not_(self._crowds(host, x)))
+            owns = fn.and_(owns, fn.not_(crowds(host, self.elem, x)))
         return fn.if_else(owns, own, pack_first, [])
-
-    def _apart(self, host: HostContext, x: Operands) -> V:
-        """The largest power of two that divides the bytes from one row of B to the next, or a line's: lines of as many rows as the
-        second-level cache has of these fill the sets that they share. At most what suits every cache."""
-        fn = host.fn
-        with fn.wrapping():  # without elements, strides have any size
-            stride = fn.mul(x.b_strides[2], BITS[self.elem] // 8)
-            return fn.min(fn.max(fn.and_(stride, fn.sub(0, stride)), LINE_BYTES), _MOST_APART)
-
-    def _crowds(self, host: HostContext, x: Operands) -> V:
-        """Whether the lines of B's rows crowd few sets of the second-level cache: of those that two panels share, the second one
-        would find none there."""
-        fn, apart = host.fn, self._apart(host, x)
-        with fn.wrapping():
-            return fn.cmp("gt", fn.mul(x.k, apart), host.l2_bytes)
 
     @staticmethod
     def _uses(fn: Fn, x: Operands, blocks: V) -> V:
@@ -304,7 +276,7 @@ class Matmul:
         fn = host.fn
         panels = fn.ceildivu(x.n, self.spec.panel(self.elem))
         cells = fn.mul(fn.mul(x.batch[0], x.batch[1]), panels)
-        in_place = self._reads_in_place(host, x)
+        in_place = self._in_place(host, x)
         steps = units(fn, x.k, self.elem)
         copied, by_tiles = not source.in_place, None
         if source is _STRIDED and packs_on_the_way(self.elem):
@@ -323,7 +295,7 @@ class Matmul:
             by_tiles=by_tiles,
             always=copied and source is not _STRIDED,
             beside=self.beside,
-            apart=None if by_tiles is None else self._apart(host, x),
+            apart=None if by_tiles is None else row_distance(host.fn, self.elem, x),
         )
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
         return _Blocking(plan, panels, in_place, count)
@@ -337,7 +309,7 @@ class Matmul:
         cuts = [plan.blocks, plan.kc, plan.nc, plan.tiles, *map(host.machine, AHEAD)]
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1)]
         result = fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result
-        fetches = fn.cast(self._leaves_caches(host, x), I64, signed=False)
+        fetches = fn.cast(leaves_caches(host, self.elem, x), I64, signed=False)
         args = [x.a, row, column, batch0, batch1, *b, *sizes, *cuts, fetches, result, x.epilogue, touch, x.epilogue_args]
 
         def launch(*, rows: bool) -> list[V]:
@@ -390,58 +362,8 @@ class Matmul:
         null = fn.int_to_ptr(fn.i64(0))
         if x.touch is None:
             return null
-        needed = fn.or_(fn.cmp("ge", x.k, _TOUCH_DEPTH), self._leaves_caches(host, x))
+        needed = fn.or_(fn.cmp("ge", x.k, _TOUCH_DEPTH), leaves_caches(host, self.elem, x))
         return fn.select(needed, x.touch, null)
-
-    def _leaves_caches(self, host: HostContext, x: Operands) -> V:
-        """Whether the result is larger than the second-level cache."""
-        fn = host.fn
-        with fn.wrapping():
-            nbytes = fn.mul(fn.mul(fn.mul(x.m, x.n), fn.mul(*x.batch)), BITS[self.elem] // 8)
-        return fn.cmp("gt", nbytes, host.l2_bytes)
-
-    def _reads_in_place(self, host: HostContext, x: Operands) -> V:
-        """Whether A is read where it lies, or f16 in rows of f32 that are copied from there: k contiguous, and a row panel's lines
-        don't crowd few sets of the L1 cache; and few panels of B meet it, if its numbers are widened.
-
-        The rows' lines fall on 4096 / g different places, where g is the largest power of two that divides the row
-        stride. There they may take two thirds of the cache: B passes through it, a line each while a row's line is in use. A
-        stride that is known and suits every machine leaves no choice, and no code for the other form of A; but for single elements
-        that many panels may meet, whose lines must come fast enough, too.
-        """
-        fn, m, k, (_, _, row_stride, k_stride) = host.fn, x.m, x.k, x.a_strides
-        if True not in self._row_forms:
-            return fn.const(0, I1)
-        if self.elem == F16:  # whose copies are apart as suits a cache
-            return fn.cmp("eq", k_stride, 1)
-        stride = fn.mul(row_stride, BITS[self.elem] // 8)
-        g = fn.min(fn.and_(stride, fn.sub(0, stride)), _L1_WAY_BYTES)
-        room, rows = fn.divu(fn.mul(host.machine("l1d_bytes"), 2), 3), self.spec.rows(self.elem)
-        fits = fn.or_(fn.cmp("le", fn.mul(g, rows), _LEAST_L1_BYTES * 2 // 3), fn.cmp("le", fn.mul(fn.min(m, rows), g), room))
-        if depth(self.elem) > 1:  # whose last unit may be packed: sums of several sets would be other ones then
-            whole = fn.or_(fn.cmp("eq", fn.remu(k, depth(self.elem)), 0), fn.cmp("ge", k, self._half_depth))
-            fits = fn.and_(fits, fn.and_(whole, fn.cmp("ge", m, in_one_set(self.elem, self.spec))))
-        if depth(self.elem) == 1:
-            few = fn.or_(
-                fn.cmp("lt", x.n, _IN_PLACE_PANELS * self.spec.panel(self.elem)), fn.cmp("le", m, _IN_PLACE_ROWS[0] * rows)
-            )
-            few = fn.or_(few, fn.and_(fn.cmp("le", m, _IN_PLACE_ROWS[1] * rows), self._stays(host, x)))
-            fits = fn.and_(fits, fn.or_(few, self._reads_lines_fast(host)))
-        if self.spec.left_parts(self.elem) > 1:
-            fits = fn.and_(fits, fn.cmp("le", x.n, _PANELS_WIDENED * self.spec.panel(self.elem)))
-        return fn.and_(fn.cmp("eq", k_stride, 1), fits)
-
-    def _stays(self, host: HostContext, x: Operands) -> V:
-        """Whether B takes no more than half of the second-level cache."""
-        fn = host.fn
-        with fn.wrapping():
-            return fn.cmp("le", fn.mul(fn.mul(x.k, x.n), BITS[self.elem] // 4), host.l2_bytes)
-
-    def _reads_lines_fast(self, host: HostContext) -> V:
-        """Whether the second-level cache delivers a quarter of a line in the time of a multiply-add of whole vectors. Lines of many
-        rows in place are waited for elsewhere, where those of packed rows follow one another."""
-        fn, rate = host.fn, host.machine(f"fma{self.spec.target.vector_bits}_per_us")
-        return fn.cmp("ge", host.machine("l2_bytes_per_us"), fn.mul(rate, LINE_BYTES // 4))
 
     def _launch_pack(self, host: HostContext, x: Operands, workspace: V, panels: V, items: V) -> tuple[V, V]:
         """Packs B, each distinct matrix once, if the product has `items`; returns the packed batch strides."""

@@ -295,7 +295,7 @@ class Matmul:
             by_tiles=by_tiles,
             always=copied and source is not _STRIDED,
             beside=self.beside,
-            apart=None if by_tiles is None else row_distance(host.fn, self.elem, x),
+            distance=None if by_tiles is None else row_distance(host.fn, self.elem, x),
         )
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
         return _Blocking(plan, panels, in_place, count)

@@ -18,7 +18,7 @@ _A_BLOCK_SHARE, _A_BLOCK_EXCESS, _ALONE_SHARE = 2, 8, (3, 4)
 # must be room for the panel that is read and the one that is fetched. Chunks of k take no more than that; half of it where they are
 # copies, which leaves room for more rows to share one; of a lone panel more. They are at least so many units deep.
 _PANEL_SHARE, _COPY_SHARE, _LONE_SHARE, _LEAST_KC = 8, 16, 2, 128
-# Rows of B that are multiples of a power of two apart share few sets of that cache. Where all of B takes more than half of it,
+# Rows of B that are multiples of a power of two distance share few sets of that cache. Where all of B takes more than half of it,
 # chunks of k are so short that a panel's lines take one part in so many of these sets, but no shorter than so many steps: those
 # of the next panel, which are prefetched, are found there then. Found on a Granite Rapids (16 ways).
 _SETS_SHARE, _CROWDED_KC = 4, 64
@@ -41,7 +41,7 @@ class Plan:
     more, what the cache asks for and more, and one for each row panel; the cheapest by the cost model wins. Where A is packed,
     threads may take whole blocks only, each of which is then packed once. `copied`: B isn't in panels; `by_tiles`: whether tiles
     pack it on the way; `always`: each block makes panels for itself; `beside`: bytes of constants beside which B goes through the
-    caches, where it is one; `apart`: the power of two that divides the bytes from one row of B to the next, where tiles pack it.
+    caches, where it is one; `distance`: the power of two that divides the bytes from one row of B to the next, where tiles pack it.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Plan:
         by_tiles: V | None = None,
         always: bool = False,
         beside: int = 0,
-        apart: V | None = None,
+        distance: V | None = None,
     ) -> None:
         fn = host.fn
         self.fn, self.spec, self.elem = fn, spec, elem
         lone, columns = fn.cmp("le", panels, 1), fn.max(panels, 1)  # rows of A that meet one panel needn't stay in a cache
         self.right = RightSide.of(host, spec, elem, m, k, columns, copied=copied, by_tiles=by_tiles, always=always, beside=beside)
-        deep = self._cut_depth(host, m, k, lone, apart, copied=copied)
+        deep = self._cut_depth(host, m, k, lone, distance, copied=copied)
 
         row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
         a_bytes = spec.left_parts(elem) * BITS[unit(elem)] // 8
@@ -91,7 +91,7 @@ class Plan:
         kept = fn.mul(fn.mul(self.rows, self.nc), spec.panel(elem))
         self.tiles = fn.select(deep, kept, spec.tile_elements(elem))
 
-    def _cut_depth(self, host: HostContext, m: V, k: V, lone: V, apart: V | None, *, copied: bool) -> V:
+    def _cut_depth(self, host: HostContext, m: V, k: V, lone: V, distance: V | None, *, copied: bool) -> V:
         """Sets `kc`; returns whether there may be several chunks."""
         fn, spec, elem = self.fn, self.spec, self.elem
 
@@ -101,8 +101,8 @@ class Plan:
 
         most_kc = most(_COPY_SHARE if copied else _PANEL_SHARE)
         limit = most(_COPY_SHARE) if copied else most_kc
-        if apart is not None:
-            crowd = fn.max(fn.divu(host.l2_bytes, fn.mul(apart, _SETS_SHARE)), _CROWDED_KC)
+        if distance is not None:
+            crowd = fn.max(fn.divu(host.l2_bytes, fn.mul(distance, _SETS_SHARE)), _CROWDED_KC)
             crowds = fn.and_(fn.not_(lone), fn.not_(self.right.inside))
             most_kc, limit = (fn.select(crowds, fn.min(x, crowd), x) for x in (most_kc, limit))
         deep = fn.and_(fn.cmp("gt", k, limit), fn.cmp("gt", m, spec.rows(elem)))

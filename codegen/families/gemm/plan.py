@@ -18,8 +18,8 @@ _A_BLOCK_SHARE, _A_BLOCK_EXCESS, _ALONE_SHARE = 2, 8, (3, 4)
 # must be room for the panel that is read and the one that is fetched. Chunks of k take no more than that; half of it where they are
 # copies, which leaves room for more rows to share one; of a lone panel more. They are at least so many units deep.
 _PANEL_SHARE, _COPY_SHARE, _LONE_SHARE, _LEAST_KC = 8, 16, 2, 128
-# Rows of B that are multiples of a power of two distance share few sets of that cache. Where all of B takes more than half of it,
-# chunks of k are so short that a panel's lines take one part in so many of these sets, but no shorter than so many steps: those
+# Rows of B at a distance that is a multiple of a power of two share few sets of that cache. Where all of B takes more than half of
+# it, chunks of k are so short that a panel's lines take one part in so many of these sets, but no shorter than so many steps: those
 # of the next panel, which are prefetched, are found there then. Found on a Granite Rapids (16 ways).
 _SETS_SHARE, _CROWDED_KC = 4, 64
 # The sums that wait for the next chunk may take so many times that cache (they are prefetched), and are of at least so many panels.

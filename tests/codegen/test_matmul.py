@@ -319,6 +319,32 @@ def test_few_rows_stream_b_in_place(elem: str) -> None:
         check(run(a, b, packed=False, bias=bias, l2_bytes=(16 << 10) << 8 * (n % 2), machine={"l3_bytes": 0}), a, b, bias)
 
 
+def test_which_products_are_streamed() -> None:
+    """Up to 36 rows by a B that stays in half of the second-level cache, up to 24 by a deeper one: how deep, the third says."""
+    built = program(F32, False, False, TILES)
+
+    def kernels(m: int, n: int, k: int, batch: int, facts: Mapping[str, int]) -> list[int]:
+        strides = dict(zip(STRIDES, (0, m * k, k, 1, 0, k * n, n, 1), strict=True))
+        sizes = {"m": m, "n": n, "k": k, "bt0": 1, "bt1": batch, "l2_bytes": 1 << 20}
+        none = dict.fromkeys(("a", "b", "c", "bias", "ws"), 0)
+        return [x.address for x in built.record(**none, **sizes, **strides, **MEASURED | facts)]
+
+    stream = kernels(5, 100, 100, 1, {})
+    for m, n, k, batch, fast, slow in (
+        (36, 300, 400, 1, True, True),
+        (37, 300, 400, 1, False, False),
+        (36, 700, 700, 1, False, False),
+        (24, 500, 300, 1, False, True),
+        (24, 500, 1100, 1, True, True),
+        (24, 2000, 200, 1, False, False),
+        (24, 2000, 300, 1, False, True),
+        (21, 387, 199, 58, False, True),
+        (14, 45, 7958, 7, True, True),
+    ):
+        for facts, streamed in ((ZEN5, fast), (SLOW_CACHE, slow)):
+            assert (kernels(m, n, k, batch, facts) == stream) == streamed, (m, n, k, batch, streamed)
+
+
 @pytest.mark.parametrize("spec", [TILES, *({PLAIN} - {TILES})], ids=str)
 @pytest.mark.parametrize("packed", [True, False])
 def test_bf16(spec: TileSpec, packed: bool) -> None:

@@ -46,6 +46,6 @@ class Sharing:
         fn, lines = self.fn, self.lines
         tiles = fn.select(self.shares, fn.shl(fn.i64(lines), self.shift), 1)
         i = fn.select(self.shares, fn.sub(i, 1), i)
-        fetches = fn.cmp("ult", i, tiles)
+        fetches = fn.cmp("ult", i, tiles)  # not the first, whose number wraps
         begins = fn.add(fn.mul(fn.mul(fn.divu(i, lines), self.units), step), fn.mul(fn.remu(i, lines), LINE_BYTES))
         return fetches, fn.gep(later, fn.select(self.shares, begins, 0), I8), fn.select(fetches, self.shift, 0)

@@ -28,8 +28,7 @@ __all__ = ["column_splits", "launch_stream", "streams"]
 # third-level cache is slow, less depth will do, least where B has few columns: 58 of 21 x 199 x 387 take 0.66 of the time.
 _FLAT_ROWS = 12
 _DEEP_ROWS, _STREAM_DEPTH = {F32: 24, F64: 24, F16: 36}, {F32: 1024, F64: 1024, F16: 384}
-_FEW_COLUMNS, _SLOW_DEPTH = 512, {F32: (48, 256), F64: (48, 256)}
-_KEPT_SHARE = {F32: 2, F64: 2}
+_FEW_COLUMNS, _SLOW_DEPTH, _KEPT_SHARE = 512, (48, 256), 2
 
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
 # them would fetch each line several times.
@@ -64,15 +63,14 @@ def streams(host: HostContext, elem: str, spec: TileSpec, x: Operands, parts: V 
         # More rows than that only where every thread has columns of its own, and k wouldn't be split: sums are the tiles' then.
         splits = column_splits(host, x)
         own = fn.or_(fn.cmp("eq", splits, 1), fn.cmp("ge", x.n, fn.mul(splits, narrow_columns(elem, spec))))
-        depth = fn.i64(_STREAM_DEPTH[elem])
-        if elem in _SLOW_DEPTH:
-            few_columns = fn.cmp("le", x.n, _FEW_COLUMNS)
-            least, other = _SLOW_DEPTH[elem]
-            depth = fn.select(l3_is_slow(host), fn.select(few_columns, fn.i64(least), other), depth)
+        depth, stays = fn.i64(_STREAM_DEPTH[elem]), fn.const(0, I1)
+        if elem != F16:  # of which each group widens B anew
+            least, other = _SLOW_DEPTH
+            slow_depth = fn.select(fn.cmp("le", x.n, _FEW_COLUMNS), fn.i64(least), other)
+            depth = fn.select(l3_is_slow(host), slow_depth, depth)
+            stays = fn.cmp("le", _nbytes(fn, elem, x), fn.divu(host.l2_bytes, _KEPT_SHARE))
         deep = fn.and_(fn.cmp("le", x.m, _DEEP_ROWS[elem]), fn.cmp("ge", x.k, depth))
-        if elem in _KEPT_SHARE:
-            deep = fn.or_(deep, fn.cmp("le", _nbytes(fn, elem, x), fn.divu(host.l2_bytes, _KEPT_SHARE[elem])))
-        more = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[elem]), deep)
+        more = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[elem]), fn.or_(deep, stays))
         more = fn.and_(fn.and_(more, own), fn.cmp("ge", x.n, 1))
         few = fn.or_(few, more if parts is None else fn.and_(more, fn.cmp("lt", parts, 2)))
     return fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
@@ -97,6 +95,24 @@ def launch_stream(host: HostContext, elem: str, spec: TileSpec, x: Operands) -> 
     chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
     chunks = fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk)
     count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
+    step = fn.max(cycles_from_memory(host, spec.row_bytes(elem)), fn.mul(m, spec.vectors * spec.per_panel))
+    cycles = fn.divu(fn.mul(fn.add(fn.mul(k, step), call_cycles(spec)), chunk), spec.panel(elem))
+    grain = fn.add(fn.divu(wake_cycles(host), fn.mul(cycles, _EAGER_WAKES)), 1)
+    sizes = [m, n, k, fn.max(x.batch[1], 1), chunk, _order(host, elem, x, chunk, columns), *map(host.machine, STREAM_FACTS)]
+    result = fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result
+    host.launch(
+        emit_stream_kernel(host.module, elem, spec),
+        [x.a, sa[2], *sa[:2], x.b, *sb[:3], *sizes, result, x.epilogue, x.epilogue_args],
+        count,
+        grain,
+        stream_scratch_bytes(elem, spec),
+    )
+    return []
+
+
+def _order(host: HostContext, elem: str, x: Operands, chunk: V, columns: int) -> V:
+    """How the kernel reads B, in items of `chunk` columns, by passes of `columns` at least."""
+    fn, m, n, k = host.fn, x.m, x.n, x.k
     nbytes = _nbytes(fn, elem, x)
     alone = fn.cmp("le", m, STRIP_ROWS)
     eighths = fn.select(alone, fn.i64(_KEPT_EIGHTHS), _KEPT_OF_GROUPS)
@@ -112,17 +128,4 @@ def launch_stream(host: HostContext, elem: str, spec: TileSpec, x: Operands) -> 
     long = fn.and_(alone, fn.cmp("ge", chunk, fn.min(fn.mul(m, _COLUMNS_OF_ROW), _COLUMNS_OF_STRIPS)))
     long = fn.and_(long, fn.cmp("gt", nbytes, fn.divu(host.l2_bytes, _KEPT_BY_PASSES)))
     near = fn.select(fn.and_(l3_is_slow(host), fn.cmp("ge", m, _BESIDE_ROWS)), fn.i64(BESIDE), 0)
-    order = fn.select(fn.or_(far, short), fn.i64(FROM_MEMORY), fn.select(long, fn.i64(WHOLE_ROWS), near))
-    step = fn.max(cycles_from_memory(host, spec.row_bytes(elem)), fn.mul(m, spec.vectors * spec.per_panel))
-    cycles = fn.divu(fn.mul(fn.add(fn.mul(k, step), call_cycles(spec)), chunk), spec.panel(elem))
-    grain = fn.add(fn.divu(wake_cycles(host), fn.mul(cycles, _EAGER_WAKES)), 1)
-    sizes = [m, n, k, fn.max(x.batch[1], 1), chunk, order, *map(host.machine, STREAM_FACTS)]
-    result = fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result
-    host.launch(
-        emit_stream_kernel(host.module, elem, spec),
-        [x.a, sa[2], *sa[:2], x.b, *sb[:3], *sizes, result, x.epilogue, x.epilogue_args],
-        count,
-        grain,
-        stream_scratch_bytes(elem, spec),
-    )
-    return []
+    return fn.select(fn.or_(far, short), fn.i64(FROM_MEMORY), fn.select(long, fn.i64(WHOLE_ROWS), near))

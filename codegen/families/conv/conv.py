@@ -16,9 +16,11 @@ from dhlo.codegen.families.conv.gemm import emit_conv_kernel, scratch_bytes
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.params import ConvParams, Triple
 from dhlo.codegen.families.conv.quantised_weights import coded_bytes
+from dhlo.codegen.families.conv.tiles import ConvTiles
 from dhlo.codegen.families.conv.weights import WeightView, emit_pack_weights
 from dhlo.codegen.families.conv.winograd import Winograd
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec
+from dhlo.codegen.families.gemm.tiles_microkernel import STEP_UNITS
 from dhlo.codegen.kernel_ir.builder import BITS, F32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -77,8 +79,17 @@ class Conv:
 
     @property
     def pairs(self) -> bool:
-        """Whether pairs of channels are multiplied by the target's dot product of bf16: image and weights are numbers of it."""
-        return self.image == self.code == BF16 and self.spec.bf16_dot is not None and not self.depthwise
+        """Whether pairs of channels are multiplied by the target's dot product of bf16: image and weights are numbers of it. Targets
+        with matrix registers do so for these alone, as their dot products aren't faster than multiply-adds of f32."""
+        pairs = self.image == self.code == BF16 and self.spec.bf16_dot is not None and not self.depthwise
+        return pairs and (self.tiles or self.spec.target.tiles is None)
+
+    @property
+    def tiles(self) -> bool:
+        """Whether the target's matrix registers may multiply image and weights."""
+        target, group_in = self.spec.target, self.in_channels // self.groups
+        has = target.tiles is not None and BF16 in target.tiles.products and BF16 in target.dots and not self.spec.widen
+        return has and self.image == self.code == BF16 and ConvTiles.serves(self.kernel, self.stride, self.dilation, group_in)
 
     @property
     def depthwise(self) -> bool:
@@ -114,6 +125,7 @@ class Conv:
             gated=self.gated,
             image=self.image,
             pairs=self.pairs,
+            tiles=self.tiles,
         )
 
     def emit_kernels(self, module: KernelModule) -> None:
@@ -128,6 +140,8 @@ class Conv:
                 emit_conv_kernel(p, swapped=swapped)
         for variant in self._winograd(p):
             variant.emit_kernel(module)
+        if tiles := ConvTiles.of(p):
+            tiles.emit_kernel(module)
 
     def _winograd(self, p: ConvParams) -> list[Winograd]:
         """What calls can choose besides the product of weights and windows."""
@@ -142,7 +156,8 @@ class Conv:
         """How the packed weights lie."""
         group_in, group_out = self.in_channels // self.groups, self.out_channels // self.groups
         panel = 0 if self.depthwise else self.spec.panel(self.elem)
-        return WeightLayout(self.groups, group_in, group_out, self.kernel, panel, 2 if self.pairs else 1)
+        form = (panel, 2 if self.pairs else 1, STEP_UNITS if self.tiles else 1)
+        return WeightLayout(self.groups, group_in, group_out, self.kernel, *form)
 
     def pack_weight(self, weight: Array) -> Array:
         """Weights [out_channels, in_channels/groups, *kernel] in the kernels' layout; dtype stays."""
@@ -225,8 +240,20 @@ class Conv:
         swapped = f.mul(positions, columns + columns // 32)
         choice = f.cmp("lt", swapped, normal)
         some = f.cmp("gt", f.mul(positions, batch), 0)
-        if variants := self._winograd(p):
-            some = self._launch_winograd(host, variants, shared, batch, out, f.min(normal, swapped), some, end)
+        tiles, variants = ConvTiles.of(p), self._winograd(p)
+        best = self._cost(host, p, f.min(normal, swapped), batch) if tiles or variants else normal
+        if tiles is not None:
+            with f.wrapping():
+                blocks = tiles.blocks(host, batch, out)
+                cost = tiles.cost(host, blocks, batch)
+            in_tiles = f.cmp("lt", cost, best)
+            best = f.min(cost, best)
+        if variants:
+            some = self._launch_winograd(host, variants, shared, batch, out, best, some, end)
+        if tiles is not None:
+            with f.when(f.and_(in_tiles, some)):
+                tiles.launch(host, blocks, shared, batch, f.gep(x, f.mul(strides[0], batch), p.stored))
+            some = f.and_(some, f.not_(in_tiles))
         for is_swapped, cond in ((True, choice), (False, f.not_(choice))):
             with f.when(f.and_(cond, some)):
                 self._launch_gemm(host, p, is_swapped, shared, flat_flag, batch, positions, [*end, *gates])
@@ -241,6 +268,18 @@ class Conv:
         outer = list(given[2:-1])
         return [given[0], given[1], *([spatial[2]] * (2 - len(outer))), *outer]
 
+    @staticmethod
+    def _cost(host: HostContext, p: ConvParams, step: V, batch: V) -> V:
+        """Multiply-adds of vectors of each thread, modulo 2^64, if weights and windows are multiplied in order: `step` multiply-adds an
+        image and depth step."""
+        f = host.fn
+        with f.wrapping():
+            # Packing a vector of windows takes some three operations, and serves all output channels.
+            packing = f.mul(f.divu(step, p.out_channels), 3 * p.step)
+            if p.pairs:  # whose percentage is of products, two to each of these
+                step = f.divu(f.mul(step, 200), f.max(host.machine("bf16_percent"), 1))
+            return f.divu(f.divu(f.mul(f.mul(f.add(step, packing), batch), p.depth), p.lanes), host.num_threads)
+
     def _launch_winograd(
         self,
         host: HostContext,
@@ -248,22 +287,15 @@ class Conv:
         shared: Sequence[V],
         batch: V,
         out: Sequence[V],
-        step: V,
+        best: V,
         some: V,
         end: Sequence[V],
     ) -> V:
-        """Launches the variant that costs least, where all cost more without: `step` multiply-adds an image and depth step. Returns
-        whether there is something left to do."""
-        f, p = host.fn, variants[0].p
+        """Launches the variant that costs least, where all others cost more: `best`. Returns whether there is something left to do."""
+        f = host.fn
         cuts = [v.cut(host, batch, out) for v in variants]
         with f.wrapping():
-            # Packing a vector of windows takes some three operations, and serves all output channels.
-            packing = f.mul(f.divu(step, p.out_channels), 3 * p.step)
-            if p.pairs:  # whose percentage is of products, two to each of these
-                step = f.divu(f.mul(step, 200), f.max(host.machine("bf16_percent"), 1))
-            direct = f.divu(f.divu(f.mul(f.mul(f.add(step, packing), batch), p.depth), p.lanes), host.num_threads)
             costs = [v.cost(host, cut) for v, cut in zip(variants, cuts, strict=True)]
-        best = direct
         for cost in costs:
             best = f.min(best, cost)
         left = some

@@ -24,7 +24,7 @@ class WeightLayout:
     Depth runs over blocks of input channels, in a block over kernel points, then channels; `panel` output channels innermost,
     zeros beyond the group's last. Depthwise weights (`panel` 0) are [groups * group_out, kernel points]. Targets whose layouts
     are equal read the same memory. With a `step` of 2, weights of two channels lie side by side and count as one of the depth;
-    behind the last of an odd number lies 0.
+    behind the last of an odd number lies 0. Blocks of channels, but for the last, hold a `multiple` of steps.
     """
 
     groups: int
@@ -33,6 +33,7 @@ class WeightLayout:
     kernel: tuple[int, ...]
     panel: int
     step: int = field(default=1, repr=False)
+    multiple: int = field(default=1, repr=False)
 
     @property
     def points(self) -> int:
@@ -54,7 +55,7 @@ class WeightLayout:
         """Input channels of a depth block, balanced over the blocks."""
         most = max(1, _K_BLOCK // self.points)
         blocks = -(-self.units // most)
-        return -(-self.units // blocks) * self.step
+        return min(-(-self.units // (blocks * self.multiple)) * self.multiple, self.units) * self.step
 
     @property
     def panels(self) -> int:

@@ -66,7 +66,9 @@ def _product(fn: Fn, elem: str, spec: TileSpec) -> str:
     return tiles_of(fn).products["ui8" if elem == I8 and spec.unsigned else elem].intrinsic
 
 
-def emit_tiles_microkernel(module: KernelModule, elem: str, spec: TileSpec, high: int, rows_first: bool) -> str:
+def emit_tiles_microkernel(
+    module: KernelModule, elem: str, spec: TileSpec, high: int, rows_first: bool, *, listed: bool = False
+) -> str:
     """Emits `ukr_{elem}_tiles_{high}`, or `..._rows` for one that keeps rows of A in the first-level cache rather than B,
     once and returns its symbol. Its arguments: a, stride, step, second, b, steps, a_tail, tail_second, b_tail, rest, tile,
     accumulate, to, ld, ahead, lines, apart.
@@ -75,11 +77,13 @@ def emit_tiles_microkernel(module: KernelModule, elem: str, spec: TileSpec, high
     added to the content of tile[16 * high][32] if `accumulate`. Rows of A are `stride` bytes apart and 64 long, the next step's
     `step` bytes on, the second tile's `second`; in its tail rows follow each other. Each product has as many rows as the
     configuration says. At each step so many `lines` are prefetched, from `ahead` on each `apart` bytes after the one before.
+    Where steps are `listed`, `step` points to where each lies instead, i64 bytes from `a`.
     """
-    name = f"ukr_{elem}_tiles_{high}{'_rows' if rows_first else ''}{'_unsigned' if spec.unsigned else ''}"
+    form = ("_rows" if rows_first else "") + ("_unsigned" if spec.unsigned else "") + ("_listed" if listed else "")
+    name = f"ukr_{elem}_tiles_{high}{form}"
     if name in module.functions:
         return name
-    pointers = ("a", "b", "a_tail", "b_tail", "tile", "to", "ahead")
+    pointers = ("a", "b", "a_tail", "b_tail", "tile", "to", "ahead", *(["step"] if listed else []))
     order = (
         "a", "stride", "step", "second", "b", "steps", "a_tail", "tail_second", "b_tail", "rest", "tile", "accumulate", "to", "ld",
         "ahead", "lines", "apart",
@@ -121,8 +125,8 @@ def emit_tiles_microkernel(module: KernelModule, elem: str, spec: TileSpec, high
         with fn.loop(0, lines, 1, [later]) as line:
             fn.prefetch(line.carried[0], _PREFETCH_LOCALITY)
             line.yield_(fn.gep(line.carried[0], apart, I8))
-        multiply(left, second, stride, right)
-        s.yield_(fn.gep(left, step, I8), fn.gep(right, STEP_BYTES, I8), line.results[0])
+        multiply(fn.gep(left, fn.load(fn.gep(step, s.iv, I64), I64), I8) if listed else left, second, stride, right)
+        s.yield_(left if listed else fn.gep(left, step, I8), fn.gep(right, STEP_BYTES, I8), line.results[0])
     with fn.when(fn.cmp("ne", rest, 0)):
         multiply(a_tail, tail_second, fn.i64(ROW_BYTES), b_tail)
     for number, p in cells(to, ld):

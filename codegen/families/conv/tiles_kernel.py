@@ -1,0 +1,282 @@
+"""The kernel of convolutions in the target's matrix registers: tiles of 16 positions by 16 output channels, summed over the points
+of windows and 32 channels a step.
+
+A block of output rows and columns lies as `tiles_image` has it, a position's 32 channels a row of the left tile; weights lie as
+those of dot products do, pairs of channels by 32 output channels, a step of which is two right tiles. Positions are numbered along the
+block's rows as these lie, which are longer than those of outputs by the window's reach: sums in between belong to no output, and are
+left out as sums are transposed for the epilogue.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Final
+
+from dhlo.codegen.families.conv.image import Bounds
+from dhlo.codegen.families.conv.pack import Geometry
+from dhlo.codegen.families.conv.params import ConvParams
+from dhlo.codegen.families.conv.tiles_image import STEP_CHANNELS, Phases, emit_lay_row
+from dhlo.codegen.families.gemm.register_tile import BF16
+from dhlo.codegen.families.gemm.tiles_microkernel import (
+    PANEL_COLUMNS,
+    PANEL_ROWS,
+    ROW_BYTES,
+    STEP_BYTES,
+    STEP_UNITS,
+    SUMS_ROW_BYTES,
+    TILE_BYTES,
+    TILE_ROWS,
+    emit_tiles_microkernel,
+    on_tiles,
+    tiles_of,
+)
+from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, V, vec
+from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.kernel_ir.transpose import transpose_block
+from dhlo.codegen.target import LINE_BYTES
+
+__all__ = ["TilesKernel", "scratch_bytes", "step_groups", "tiles_kernel_name"]
+
+# Positions whose sums are kept together, and a row of them as the epilogue gets it: a channel's, with room for a vector more.
+_TOGETHER: Final = 128
+_ROW: Final = _TOGETHER + TILE_ROWS
+# Of a configuration: all tiles are whole ones.
+_CONFIG: Final = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0, 0x1010_1010_1010_1010, 0)
+
+
+def step_groups(p: ConvParams) -> int:
+    """Steps of the reduction at a point of the window."""
+    return -(-p.group_in // STEP_CHANNELS)
+
+
+def tiles_kernel_name(p: ConvParams) -> str:
+    """Symbol of the kernel."""
+    return f"{p.name}_tiles"
+
+
+class _Scratch:
+    """Offsets in bytes of a worker's scratch: the configuration, where steps lie, sums, rows for the epilogue, a panel of weights whose
+    steps are whole, where outputs lie among positions, the image."""
+
+    def __init__(self, p: ConvParams) -> None:
+        steps = step_groups(p) * p.points
+        self.list = ROW_BYTES
+        self.sums = self.list + -(-steps * 8 // ROW_BYTES) * ROW_BYTES
+        self.rows = self.sums + _TOGETHER * SUMS_ROW_BYTES
+        self.weights = self.rows + PANEL_COLUMNS * _ROW * 4
+        self.outputs = self.weights + (steps * STEP_BYTES if _splits_steps(p) else 0)
+
+
+def _splits_steps(p: ConvParams) -> bool:
+    """Whether the last step of a point has fewer units of weights than a tile has rows."""
+    return p.layout.units % STEP_UNITS != 0
+
+
+def scratch_bytes(p: ConvParams, f: Fn, rows: V, columns: V) -> V:
+    """Scratch of a worker for blocks of so many output rows and columns. Tiles read up to 31 positions beyond the image."""
+    image = f.mul(_plane(p, f, rows, columns), ROW_BYTES * step_groups(p) * _phases(p))
+    outputs = f.mul(f.add(f.mul(rows, columns), TILE_ROWS), 4)
+    return f.add(f.add(image, outputs), _Scratch(p).outputs + (PANEL_ROWS + 1) * ROW_BYTES)
+
+
+def _phases(p: ConvParams) -> int:
+    """Planes of each 32 channels."""
+    return len(Phases.of(p, 1).all) * len(Phases.of(p, 2).all)
+
+
+def _plane(p: ConvParams, f: Fn, rows: V, columns: V) -> V:
+    """Positions of a phase of a block."""
+    return f.mul(f.add(rows, Phases.of(p, 1).reach), f.add(columns, Phases.of(p, 2).reach))
+
+
+class TilesKernel:
+    """Emits one kernel. Items are (image, group, block of rows, block of columns, weight panel), the weight panel fastest."""
+
+    def __init__(self, p: ConvParams) -> None:
+        self.p = p
+        self.down, self.across = Phases.of(p, 1), Phases.of(p, 2)
+        self.lay = emit_lay_row(p)
+        self.micro = [emit_tiles_microkernel(p.module, BF16, p.spec, high, True, listed=True) for high in (1, 2)]
+        self.turn = _emit_turn(p)
+        self.f = f = kernel_fn(p.module, tiles_kernel_name(p))
+        _, self.begin, self.end, _, self.scratch = f.args
+        shared = [PTR] * 4 + [I64] * 11
+        *args, self.row_blocks, self.column_blocks, image_end = load_args(f, [*shared, I64, I64, PTR])
+        none = f.i64(0)
+        self.geo = Geometry(*args, none, none, none)
+        self.bounds: Bounds = (self.geo.x, image_end)
+        rows, columns = f.ceildivu(self.geo.oh, self.row_blocks), f.ceildivu(self.geo.ow, self.column_blocks)
+        self.plane, self.width = _plane(p, f, rows, columns), f.add(columns, self.across.reach)
+        at = _Scratch(p)
+        self.config, self.list, self.sums, self.rows, self.weights, self.outputs = (
+            f.gep(self.scratch, offset, I8) for offset in (0, at.list, at.sums, at.rows, at.weights, at.outputs)
+        )
+        taken = f.mul(f.ceildivu(f.mul(f.add(f.mul(rows, columns), TILE_ROWS), 4), ROW_BYTES), ROW_BYTES)
+        self.image = f.gep(self.outputs, taken, I8)
+
+    def emit(self) -> str:
+        """Walks the blocks touched by [begin, end); the weight panels of a block share its image."""
+        f, p, geo = self.f, self.p, self.geo
+        for i, word in enumerate(_CONFIG):
+            f.store(f.i64(word), f.gep(self.config, i, I64))
+        on_tiles(f, tiles_of(f).configure, self.config)
+        self._list_steps()
+        panels, parts = p.channel_panels, f.mul(self.row_blocks, self.column_blocks)
+        with f.loop(f.divu(self.begin, panels), f.ceildivu(self.end, panels)) as blocks:
+            first = f.mul(blocks.iv, panels)
+            lo, hi = f.sub(f.max(self.begin, first), first), f.min(f.sub(self.end, first), panels)
+            part, image_group = f.remu(blocks.iv, parts), f.divu(blocks.iv, parts)
+            image, group = f.divu(image_group, p.groups), f.remu(image_group, p.groups)
+            i, j = f.divu(part, self.column_blocks), f.remu(part, self.column_blocks)
+            r0, r1 = (f.divu(f.mul(geo.oh, x), self.row_blocks) for x in (i, f.add(i, 1)))
+            c0, c1 = (f.divu(f.mul(geo.ow, x), self.column_blocks) for x in (j, f.add(j, 1)))
+            self._lay_image(image, group, r0, f.sub(r1, r0), c0, f.sub(c1, c0))
+            self._list_outputs(f.sub(r1, r0), f.sub(c1, c0))
+            with f.loop(lo, hi) as panel:
+                self._panel(image, group, panel.iv, f.cmp("lt", f.add(panel.iv, 1), hi), r0, f.sub(r1, r0), c0, f.sub(c1, c0))
+        on_tiles(f, tiles_of(f).release)
+        f.done()
+        return tiles_kernel_name(p)
+
+    def _list_steps(self) -> None:
+        """Where the left tile of each step lies, in the order of weights: blocks of channels, points, channels."""
+        f, p, phases = self.f, self.p, len(self.across.all)
+        some = p.block_channels // STEP_CHANNELS if p.depth_blocks > 1 else step_groups(p)
+        with f.loop(0, step_groups(p), some) as block:
+            count = f.min(f.sub(step_groups(p), block.iv), some)
+            at = f.gep(self.list, f.mul(block.iv, p.points), I64)
+            for number, (y, x) in enumerate(product(range(p.kernel[1]), range(p.kernel[2]))):
+                (row_phase, row), (column_phase, column) = self.down.place(y), self.across.place(x)
+                on = f.add(f.mul(self.width, row), column)
+                with f.loop(0, count) as c:
+                    plane = f.add(f.mul(f.add(block.iv, c.iv), _phases(p)), row_phase * phases + column_phase)
+                    place = f.mul(f.add(f.mul(plane, self.plane), on), ROW_BYTES)
+                    f.store(place, f.gep(at, f.add(f.mul(count, number), c.iv), I64))
+
+    def _lay_image(self, image: V, group: V, r0: V, rows: V, c0: V, columns: V) -> None:
+        """The block's part of the image, of all channels and phases."""
+        f, p, geo = self.f, self.p, self.geo
+        phases = list(product(self.down.all, self.across.all))
+        with f.loop(0, step_groups(p)) as c:
+            before = f.mul(c.iv, STEP_CHANNELS)
+            channels = f.min(f.sub(p.group_in, before), STEP_CHANNELS)
+            first = f.add(f.mul(group, p.group_in), before)
+            x = f.gep(geo.x, f.add(f.mul(image, geo.sxb), f.mul(first, geo.sxc)), p.stored)
+            for number, (down, across) in enumerate(phases):
+                plane = f.gep(self.image, f.mul(f.mul(f.add(f.mul(c.iv, len(phases)), number), self.plane), ROW_BYTES), I8)
+                column = self.across.first(f, across, c0)
+                with f.loop(0, f.add(rows, self.down.reach)) as j:
+                    y = self.down.first(f, down, f.add(r0, j.iv))
+                    inside = f.and_(f.cmp("ge", y, 0), f.cmp("lt", y, geo.ih))
+                    row = f.gep(x, f.mul(y, geo.sxh), p.stored)
+                    to = f.gep(plane, f.mul(f.mul(j.iv, self.width), ROW_BYTES), I8)
+                    count, limit = f.add(columns, self.across.reach), f.select(inside, geo.iw, 0)
+                    f.call(self.lay, [row, channels, geo.sxc, column, count, limit, to, *(self.bounds or ())])
+
+    def _list_outputs(self, rows: V, columns: V) -> None:
+        """Where sums of each output lie among those of positions, in bytes."""
+        f, lanes = self.f, self.p.lanes
+        steps = f.dense([i * SUMS_ROW_BYTES for i in range(lanes)], I32)
+        with f.loop(0, rows) as r, f.loop(0, columns, lanes) as c:
+            position = f.add(f.mul(r.iv, self.width), c.iv)
+            to = f.gep(self.outputs, f.add(f.mul(r.iv, columns), c.iv), I32)
+            f.store(f.add(steps, f.splat(f.cast(f.mul(position, SUMS_ROW_BYTES), I32), lanes)), to)
+
+    def _panel(self, image: V, group: V, panel: V, more: V, r0: V, rows: V, c0: V, columns: V) -> None:
+        """A weight panel by all positions of the block, some at a time. `more`: another panel follows, which is fetched meanwhile."""
+        f, p = self.f, self.p
+        index = f.add(f.mul(group, p.channel_panels), panel)
+        w = f.gep(self.geo.w, f.mul(index, p.panel_elements), F32)
+        ahead = f.gep(w, p.panel_elements, F32)
+        if _splits_steps(p):
+            w = self._whole_steps(w)
+        positions = f.add(f.mul(f.sub(rows, 1), self.width), columns)
+        calls, none = f.ceildivu(positions, PANEL_ROWS), f.int_to_ptr(f.i64(0))
+        steps, lines = step_groups(p) * p.points, STEP_BYTES // LINE_BYTES
+        share = f.ceildivu(f.i64(lines), calls)  # of a step's lines of the next panel, for each call
+        with f.loop(0, positions, _TOGETHER) as some:
+            last = f.min(f.add(some.iv, _TOGETHER), positions)
+            with f.loop(some.iv, last, PANEL_ROWS) as q:
+                to = f.gep(self.sums, f.mul(f.sub(q.iv, some.iv), SUMS_ROW_BYTES), I8)
+                left = f.gep(self.image, f.mul(q.iv, ROW_BYTES), I8)
+                before = f.mul(f.divu(q.iv, PANEL_ROWS), share)
+                needed = f.select(f.and_(more, f.cmp("lt", before, lines)), share, 0)
+                fetch = [f.gep(ahead, f.mul(before, steps * LINE_BYTES), I8), needed, f.i64(LINE_BYTES)]
+                rows_of = [left, f.i64(ROW_BYTES), self.list, f.i64(TILE_BYTES), w, f.i64(steps)]
+                args = [*rows_of, none, f.i64(0), none, f.i64(0), to, f.i64(0), to, f.i64(SUMS_ROW_BYTES), *fetch]
+                single = f.cmp("le", f.sub(last, q.iv), TILE_ROWS)
+
+                def multiply(micro: str, args: list[V] = args) -> list[V]:
+                    f.call(micro, args)
+                    return []
+
+                f.if_else(single, lambda: multiply(self.micro[0]), lambda: multiply(self.micro[1]), [])
+            place = [image, f.add(f.mul(group, p.group_out), f.mul(panel, PANEL_COLUMNS)), r0, c0]
+            self._finish(place, f.min(f.sub(p.group_out, f.mul(panel, PANEL_COLUMNS)), PANEL_COLUMNS), rows, columns, some.iv, last)
+
+    def _whole_steps(self, w: V) -> V:
+        """A panel of weights, zeros behind the last unit of each point."""
+        f, p = self.f, self.p
+        lanes, units = p.spec.lanes(I32), p.layout.units
+        some = p.block_channels // p.step if p.depth_blocks > 1 else units
+        nbytes = lanes * 4
+        with f.loop(0, units, some) as block:
+            count = f.min(f.sub(units, block.iv), some)
+            whole = f.mul(f.ceildivu(count, STEP_UNITS), STEP_BYTES)
+            with f.loop(0, p.points) as point:
+                before = f.add(f.mul(block.iv, p.points), f.mul(count, point.iv))
+                source = f.gep(w, f.mul(before, SUMS_ROW_BYTES), I8)
+                # Blocks before the last one are whole steps.
+                start = f.add(f.mul(block.iv, p.points * SUMS_ROW_BYTES), f.mul(whole, point.iv))
+                to, copied = f.gep(self.weights, start, I8), f.mul(count, SUMS_ROW_BYTES)
+                with f.loop(0, copied, nbytes) as at:
+                    f.store(f.load(f.gep(source, at.iv, I8), vec(I32, lanes)), f.gep(to, at.iv, I8))
+                with f.loop(copied, whole, nbytes) as at:
+                    f.store(f.const(0, vec(I32, lanes)), f.gep(to, at.iv, I8))
+        return self.weights
+
+    def _finish(self, place: list[V], channels: V, rows: V, columns: V, first: V, last: V) -> None:
+        """Hands sums of the positions [first, last) that are outputs to the epilogue, as rows of channels."""
+        f, geo = self.f, self.geo
+        image, m0, r0, c0 = place
+
+        def outputs(position: V) -> V:
+            """Of the positions before."""
+            row = f.divu(position, self.width)
+            return f.add(f.mul(row, columns), f.min(f.sub(position, f.mul(row, self.width)), columns))
+
+        v0, v1 = outputs(first), outputs(last)
+        base = f.gep(self.sums, f.mul(first, -SUMS_ROW_BYTES), I8)
+        f.call(self.turn, [base, f.gep(self.outputs, v0, I32), f.sub(v1, v0), self.rows])
+        # Rows of outputs follow each other where the block has all of their columns.
+        whole = f.cmp("eq", columns, geo.ow)
+        begin, end = f.divu(v0, columns), f.ceildivu(v1, columns)
+        segments = f.select(whole, f.select(f.cmp("gt", v1, v0), f.i64(1), 0), f.sub(end, begin))
+        with f.loop(0, segments) as s:
+            row = f.mul(f.add(begin, s.iv), columns)
+            lo = f.select(whole, v0, f.max(row, v0))
+            hi = f.select(whole, v1, f.min(f.add(row, columns), v1))
+            r = f.divu(lo, columns)
+            n0 = f.add(f.mul(f.add(r0, r), geo.ow), f.add(c0, f.sub(lo, f.mul(r, columns))))
+            tile = f.gep(self.rows, f.sub(lo, v0), F32)
+            f.call_ptr(geo.epilogue, [geo.eargs, tile, f.i64(_ROW), image, m0, n0, channels, f.sub(hi, lo)])
+
+
+def _emit_turn(p: ConvParams) -> str:
+    """Emits `conv_turn_sums(sums, outputs, count, to)` once and returns its symbol: to[32][_ROW] are the sums [32] of `count` outputs,
+    which lie `outputs` bytes from `sums` on, with undefined ones behind them."""
+    name, lanes = "conv_turn_sums", p.lanes
+    if name in p.module.functions:
+        return name
+    f = Fn(p.module, name, [("sums", PTR), ("outputs", PTR), ("count", I64), ("to", PTR)], noinline=True)
+    sums, outputs, count, to = f.args
+    last = f.sub(count, 1)
+    with f.loop(0, count, lanes) as at:
+        places = [f.min(f.add(at.iv, i), last) for i in range(lanes)]
+        rows = [f.gep(sums, f.cast(f.load(f.gep(outputs, place, I32), I32), I64), I8) for place in places]
+        for column in range(0, PANEL_COLUMNS, lanes):
+            block = [f.load(f.gep(row, column, F32), vec(F32, lanes)) for row in rows]
+            for j, row in enumerate(transpose_block(f, block)):
+                f.store(row, f.gep(f.gep(to, (column + j) * _ROW, F32), at.iv, F32))
+    f.done()
+    return name

@@ -91,7 +91,7 @@ def _arguments() -> argparse.Namespace:
     parser = measure.options("benchmarks.convnets", __doc__, "network", 15, _PEERS, "convnets")
     parser.add_argument("--network", help="names, separated by commas; by default all")
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
-    parser.add_argument("--dtype", choices=convnets_narrow.DTYPES, help="in that type, beside f32 and eager; nothing is kept")
+    parser.add_argument("--dtype", choices=convnets_narrow.DTYPES, help="in that type, beside f32 and peers that have it; nothing is kept")
     return parser.parse_args()
 
 
@@ -105,9 +105,11 @@ def main() -> int:
         print(f"error: {e}", file=sys.stderr)
         return 2
     if a.dtype:
-        print(f"{'network':16} {'/f32':>6} {'least':>5} {'/eager':>6} {'least':>5}  by shape, f32's time over ours")
+        peers = [p for p in a.peer.split(",") if p in convnets_narrow.NARROW_PEERS]
+        told = f"{'network':16} {'/f32':>6} {'least':>5} {'/best':>6} {'least':>5}"
+        print(f"{told}  by shape, time in f32 and the best of {','.join(peers)}'s over ours")
         for w in chosen:
-            least = convnets_narrow.compare(w, convnets_narrow.DTYPES[a.dtype], a.threads, a.budget)
+            least = convnets_narrow.compare(w, convnets_narrow.DTYPES[a.dtype], a.threads, a.budget, peers)
             print(convnets_narrow.row(w, least), flush=True)
         return 0
     folder = a.results / "tiny" if a.tiny else a.results

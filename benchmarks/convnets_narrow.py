@@ -1,4 +1,4 @@
-"""Convolution networks in bf16 or f16 beside f32 by this compiler and beside eager PyTorch, in turns in one process."""
+"""Convolution networks in bf16 or f16 beside f32 by this compiler and beside peers, in turns in one process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from torch import nn
 from benchmarks.workloads import Workload
 from dhlo.bench.peers import PEERS
 
-__all__ = ["DTYPES", "compare", "narrow", "row"]
+__all__ = ["DTYPES", "NARROW_PEERS", "compare", "narrow", "row"]
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 """What networks are compared in, by the names of the command line."""
+NARROW_PEERS = ("eager", "openvino")
+"""Peers that can be asked for it."""
 
 # Turns over all shapes, at least, and those before anything is measured.
 _TURNS, _WARM = 3, 1
@@ -35,12 +37,12 @@ def narrow(w: Workload, dtype: torch.dtype) -> Workload:
     return replace(w, make=make, inputs=inputs, dtype=dtype)
 
 
-def compare(w: Workload, dtype: torch.dtype, threads: int, budget: float) -> list[list[float]]:
-    """Least milliseconds by shape: of this compiler in f32, of it and of eager in the dtype, one after the other at each turn, for
+def compare(w: Workload, dtype: torch.dtype, threads: int, budget: float, peers: Sequence[str] = ("eager",)) -> list[list[float]]:
+    """Least milliseconds by shape: of this compiler in f32, of it and of peers in the dtype, one after the other at each turn, for
     `budget` seconds, and three turns at least."""
     other = narrow(w, dtype)
     runs = [(w, PEERS["dhlo"](w.subject(), threads)), (other, PEERS["dhlo"](other.subject(), threads))]
-    runs.append((other, PEERS["eager"](other.subject(), threads)))
+    runs += [(other, PEERS[peer](other.subject(), threads)) for peer in peers]
     arguments = [[run.prepare((of.arguments(shape), {})) for shape in w.shapes] for of, run in runs]
     spent: list[list[list[float]]] = [[[] for _ in w.shapes] for _ in runs]
     until, turn = time.perf_counter() + budget, 0
@@ -57,11 +59,14 @@ def compare(w: Workload, dtype: torch.dtype, threads: int, budget: float) -> lis
 
 
 def row(w: Workload, least: Sequence[Sequence[float]]) -> str:
-    """A line of the table: f32's time and eager's over this compiler's in the dtype, geometric mean and least, then by shape."""
-    wide, ours, eager = least
-    parts = []
-    for other in (wide, eager):
+    """A line of the table: f32's time and the best peer's over this compiler's in the dtype, geometric mean and least, then each by
+    shape."""
+    wide, ours, *peers = least
+    best = [min(times) for times in zip(*peers, strict=True)]
+    parts, by_shape = [], []
+    for other in (wide, best):
         ratios = [a / b for a, b in zip(other, ours, strict=True)]
         parts.append(f"{statistics.geometric_mean(ratios):6.2f} {min(ratios):5.2f}")
-    by_shape = "  ".join(f"{label} {a / b:.2f}" for label, a, b in zip(w.labels, wide, ours, strict=True))
-    return f"{w.name:16} {parts[0]} {parts[1]}  {by_shape}"
+        by_shape.append(ratios)
+    labels = "  ".join(f"{label} {a:.2f} {b:.2f}" for label, a, b in zip(w.labels, *by_shape, strict=True))
+    return f"{w.name:16} {parts[0]} {parts[1]}  {labels}"

@@ -40,6 +40,8 @@ __all__ = ["TilesKernel", "scratch_bytes", "step_groups", "tiles_kernel_name"]
 # Positions whose sums are kept together, and a row of them as the epilogue gets it: a channel's, with room for a vector more.
 _TOGETHER: Final = 128
 _ROW: Final = _TOGETHER + TILE_ROWS
+# So many steps of weights wait in the first cache.
+_SHALLOW_STEPS: Final = 16
 # Of a configuration: all tiles are whole ones.
 _CONFIG: Final = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0, 0x1010_1010_1010_1010, 0)
 
@@ -96,7 +98,9 @@ class TilesKernel:
         self.p = p
         self.down, self.across = Phases.of(p, 1), Phases.of(p, 2)
         self.lay = emit_lay_row(p)
-        self.micro = [emit_tiles_microkernel(p.module, BF16, p.spec, high, True, listed=True) for high in (1, 2)]
+        # Points of a window share most positions; a shallow panel of weights meets all positions.
+        rows_first = p.points > 1 or step_groups(p) > _SHALLOW_STEPS
+        self.micro = [emit_tiles_microkernel(p.module, BF16, p.spec, high, rows_first, listed=True) for high in (1, 2)]
         self.turn = _emit_turn(p)
         self.f = f = kernel_fn(p.module, tiles_kernel_name(p))
         _, self.begin, self.end, _, self.scratch = f.args

@@ -91,7 +91,9 @@ def _arguments() -> argparse.Namespace:
     parser = measure.options("benchmarks.convnets", __doc__, "network", 15, _PEERS, "convnets")
     parser.add_argument("--network", help="names, separated by commas; by default all")
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
-    parser.add_argument("--dtype", choices=convnets_narrow.DTYPES, help="in that type, beside f32 and peers that have it; nothing is kept")
+    parser.add_argument(
+        "--dtype", choices=convnets_narrow.DTYPES, help="in that type, beside f32 and peers that have it; nothing is kept"
+    )
     return parser.parse_args()
 
 

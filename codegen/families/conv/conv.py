@@ -9,14 +9,16 @@ from math import prod
 from typing import Any
 
 import sympy
+import torch
 
 from dhlo.codegen.families.box import cycles_from_memory, grain_of, product_wake_cycles, wake_cycles
 from dhlo.codegen.families.conv.depthwise import COLUMNS, TILE, depthwise_scratch_bytes, emit_depthwise_kernel, tile_rows
 from dhlo.codegen.families.conv.gemm import emit_conv_kernel, scratch_bytes
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.params import ConvParams, Triple
-from dhlo.codegen.families.conv.quantised_weights import coded_bytes
+from dhlo.codegen.families.conv.quantised_weights import coded_bytes, pack_codes
 from dhlo.codegen.families.conv.tiles import ConvTiles
+from dhlo.codegen.families.conv.tiles_form import has_form, is_few, layout_of_few, offset_of_few, with_few
 from dhlo.codegen.families.conv.weights import WeightView, emit_pack_weights
 from dhlo.codegen.families.conv.winograd import Winograd
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec
@@ -79,17 +81,18 @@ class Conv:
 
     @property
     def pairs(self) -> bool:
-        """Whether pairs of channels are multiplied by the target's dot product of bf16: image and weights are numbers of it. Targets
-        with matrix registers do so for these alone, as their dot products aren't faster than multiply-adds of f32."""
+        """Whether pairs of channels are multiplied by the target's dot product of bf16: image and weights are numbers of it.
+        Targets with matrix registers, whose dot products aren't faster than multiply-adds of f32, do so in place of them."""
         pairs = self.image == self.code == BF16 and self.spec.bf16_dot is not None and not self.depthwise
-        return pairs and (self.tiles or self.spec.target.tiles is None)
+        return pairs and (self.spec.target.tiles is None or (self.tiles and not is_few(self.in_channels // self.groups)))
 
     @property
     def tiles(self) -> bool:
         """Whether the target's matrix registers may multiply image and weights."""
-        target, group_in = self.spec.target, self.in_channels // self.groups
-        has = target.tiles is not None and BF16 in target.tiles.products and BF16 in target.dots and not self.spec.widen
-        return has and self.image == self.code == BF16 and ConvTiles.serves(self.kernel, self.stride, self.dilation, group_in)
+        target = self.spec.target
+        has = target.tiles is not None and BF16 in target.tiles.products and self.spec.bf16_dot is not None
+        narrow = self.image == self.code == BF16 and not self.depthwise
+        return has and narrow and has_form(self.kernel, self.stride, self.dilation, self.in_channels // self.groups)
 
     @property
     def depthwise(self) -> bool:
@@ -156,16 +159,31 @@ class Conv:
         """How the packed weights lie."""
         group_in, group_out = self.in_channels // self.groups, self.out_channels // self.groups
         panel = 0 if self.depthwise else self.spec.panel(self.elem)
-        form = (panel, 2 if self.pairs else 1, STEP_UNITS if self.tiles else 1)
+        form = (panel, 2 if self.pairs else 1, STEP_UNITS if self.pairs and self.tiles else 1)
         return WeightLayout(self.groups, group_in, group_out, self.kernel, *form)
 
     def pack_weight(self, weight: Array) -> Array:
         """Weights [out_channels, in_channels/groups, *kernel] in the kernels' layout; dtype stays."""
         return self.layout.pack(weight)
 
+    def pack_codes(self, weight: torch.Tensor) -> Array:
+        """Codes [out_channels, in_channels/groups, *kernel] in the kernels' layouts, as bytes or integers of 16 bits."""
+        return with_few(self.layout, self.code, weight) if self._twice else pack_codes(self.code, self.layout, weight)
+
+    @property
+    def layouts(self) -> tuple[WeightLayout, ...]:
+        """How codes lie: twice where tiles want few channels otherwise than other kernels do."""
+        return (self.layout, layout_of_few(self.layout)) if self._twice else (self.layout,)
+
+    @property
+    def _twice(self) -> bool:
+        return self.tiles and is_few(self.in_channels // self.groups)
+
     @property
     def workspace_bytes(self) -> int:
         """Bytes of the packed weights; the workspace that `emit_pack` fills if weights are run-time values."""
+        if self._twice:
+            return offset_of_few(self.layout, self.code) + coded_bytes(self.code, layout_of_few(self.layout))
         return coded_bytes(self.code, self.layout) if self.code else prod(self.layout.shape) * BITS[self.elem] // 8
 
     def emit_pack_kernel(self, module: KernelModule, view: WeightView | None = None) -> str:
@@ -270,7 +288,7 @@ class Conv:
 
     @staticmethod
     def _cost(host: HostContext, p: ConvParams, step: V, batch: V) -> V:
-        """Multiply-adds of vectors of each thread, modulo 2^64, if weights and windows are multiplied in order: `step` multiply-adds an
+        """Multiply-adds of vectors of each thread, modulo 2^64, if weights and windows are multiplied in order: `step` of numbers an
         image and depth step."""
         f = host.fn
         with f.wrapping():
@@ -291,7 +309,8 @@ class Conv:
         some: V,
         end: Sequence[V],
     ) -> V:
-        """Launches the variant that costs least, where all others cost more: `best`. Returns whether there is something left to do."""
+        """Launches the variant that costs least, where it costs no more than `best`, what all else costs. Returns whether there is
+        something left to do."""
         f = host.fn
         cuts = [v.cut(host, batch, out) for v in variants]
         with f.wrapping():

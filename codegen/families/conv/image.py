@@ -48,11 +48,21 @@ def load_elements(
 
 
 def load_pairs(
-    f: Fn, at: V, other: V, lanes: int, *, step: int = 1, mask: V | None = None, both: V | None = None, bounds: Bounds = None
+    f: Fn,
+    at: V,
+    other: V,
+    lanes: int,
+    *,
+    step: int = 1,
+    mask: V | None = None,
+    other_mask: V | None = None,
+    both: V | None = None,
+    bounds: Bounds = None,
 ) -> V:
     """Elements of two channels side by side, the first in the low half of an i32, as a vector: as `load_elements`, of `at` and of
-    `other`, which is 0 where `both` doesn't hold."""
-    low, high = (_halves(f, x, lanes, step, mask, bounds) for x in (at, other))
+    `other`, whose mask is that of `at` unless it has one, and which is 0 where `both` doesn't hold."""
+    masks = (mask, mask if other_mask is None else other_mask)
+    low, high = (_halves(f, x, lanes, step, m, bounds) for x, m in zip((at, other), masks, strict=True))
     high = f.shl(high, 16)
     return f.or_(low, high if both is None else f.select(f.splat(both, lanes), high, f.const(0, high.type)))
 

@@ -11,7 +11,7 @@ from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.layout import Array
-from dhlo.codegen.families.conv.quantised_weights import code_of, pack_codes
+from dhlo.codegen.families.conv.quantised_weights import code_of
 from dhlo.codegen.families.conv.transposed import ConvTranspose
 from dhlo.codegen.families.conv.winograd_transforms import SIDES
 from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue
@@ -77,11 +77,12 @@ class ConvFamily(ChoiceFamily):
         )
         if self.weight is not None:
             weight = self.weight.detach().contiguous()
-            key = ("packed_conv", conv.layout, low.constant_key(op.operands[1]))
+            layouts = conv.layouts if isinstance(conv, Conv) else (conv.layout,)
+            key = ("packed_conv", *layouts, low.constant_key(op.operands[1]))
 
             def pack() -> Array:
                 if isinstance(conv, Conv) and conv.code:
-                    return pack_codes(conv.code, conv.layout, weight)
+                    return conv.pack_codes(weight)
                 return conv.pack_weight(with_plain_nans(weight).numpy())
 
             code = conv.code if isinstance(conv, Conv) else ""

@@ -1,16 +1,14 @@
-"""Convolutions in the target's matrix registers in the host program: which have the form, what it would cost at the sizes of a call,
-and its launch."""
+"""Convolutions in matrix registers in the host program: what they would cost at the sizes of a call, and their launch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from dhlo.codegen.families.box import product_wake_cycles
 from dhlo.codegen.families.conv.params import ConvParams
-from dhlo.codegen.families.conv.tiles_image import STEP_CHANNELS, Phases
-from dhlo.codegen.families.conv.tiles_kernel import TilesKernel, scratch_bytes, step_groups, tiles_kernel_name
+from dhlo.codegen.families.conv.tiles_form import TileForm
+from dhlo.codegen.families.conv.tiles_kernel import TilesKernel, scratch_bytes, tiles_kernel_name
 from dhlo.codegen.families.gemm.tiles import TILES_PAY
 from dhlo.codegen.families.gemm.tiles_microkernel import PANEL_ROWS, ROW_BYTES, TILE_ROWS
 from dhlo.codegen.kernel_ir.builder import KernelModule, V
@@ -18,9 +16,6 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["ConvTiles", "TileBlocks"]
 
-# Of a step's channels a group has at least half; windows reach so many outputs beyond a block's, at most.
-_LEAST_CHANNELS: Final = STEP_CHANNELS // 2
-_MOST_REACH: Final = 32
 # A block's image takes so much of the second cache; its outputs are so many, and of a row so many, as windows' rows and columns at
 # its edges are laid twice. Items for each thread, at least.
 _IMAGE_SHARE, _MOST_OUTPUTS, _MOST_COLUMNS, _ITEMS_PER_THREAD = 4, 1024, 128, 4
@@ -44,49 +39,42 @@ class TileBlocks:
 
 @dataclass(frozen=True)
 class ConvTiles:
-    """A convolution of bf16 over one or two dims, not of few channels."""
+    """A convolution of bf16 over one or two dims."""
 
-    p: ConvParams
+    form: TileForm
 
     @staticmethod
     def of(p: ConvParams) -> ConvTiles | None:
         """None where the convolution has no such form."""
-        return ConvTiles(p) if p.tiles else None
-
-    @staticmethod
-    def serves(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], group_in: int) -> bool:
-        """Whether there is a form for windows of up to two dims, and so many channels."""
-        near = [Phases(k, s, 0, d).reach <= _MOST_REACH for k, s, d in zip(kernel, stride, dilation, strict=True)]
-        return len(kernel) <= 2 and all(near) and group_in >= _LEAST_CHANNELS
+        return ConvTiles(TileForm.of(p)) if p.tiles else None
 
     def emit_kernel(self, module: KernelModule) -> None:
         """Adds the kernel to the module, once."""
-        if tiles_kernel_name(self.p) not in module.functions:
-            TilesKernel(self.p).emit()
+        if tiles_kernel_name(self.form.p) not in module.functions:
+            TilesKernel(self.form).emit()
 
     def blocks(self, host: HostContext, batch: V, out: Sequence[V]) -> TileBlocks:
         """Blocks whose image stays in the second cache, as square as rows may be, and enough of them for all threads."""
-        f, p = host.fn, self.p
-        down, across = Phases.of(p, 1), Phases.of(p, 2)
-        line = step_groups(p) * len(down.all) * len(across.all) * ROW_BYTES  # of a position, all channels and phases
+        f, form, p = host.fn, self.form, self.form.p
+        line = form.step_groups * form.phases * ROW_BYTES  # of a position, all channels and phases
         most = f.max(f.min(f.divu(host.l2_bytes, _IMAGE_SHARE * line), _MOST_OUTPUTS), PANEL_ROWS)
         height, width = f.max(out[1], 1), f.max(out[2], 1)
-        column_blocks = f.ceildivu(width, f.min(most, _MOST_COLUMNS) if down.reach else most)
+        column_blocks = f.ceildivu(width, f.min(most, _MOST_COLUMNS) if form.down.reach else most)
         columns = f.ceildivu(width, column_blocks)
         row_blocks = f.ceildivu(height, f.max(f.divu(most, columns), 1))
         others = f.mul(f.mul(batch, column_blocks), p.groups * p.channel_panels)
         wanted = f.divu(f.mul(host.num_threads, _ITEMS_PER_THREAD), f.max(others, 1))
         row_blocks = f.min(f.max(row_blocks, wanted), height)
         rows = f.ceildivu(height, row_blocks)
-        plane = f.mul(f.add(rows, down.reach), f.add(columns, across.reach))
-        positions = f.add(f.mul(f.sub(rows, 1), f.add(columns, across.reach)), columns)
-        step, image = step_groups(p) * p.points * _STEP_CYCLES, f.mul(plane, line // ROW_BYTES * _LINE_CYCLES)
-        tiles = f.divu(f.mul(f.ceildivu(positions, TILE_ROWS), step + _CALL_CYCLES), PANEL_ROWS // TILE_ROWS)
+        positions = f.add(f.mul(f.sub(rows, 1), f.add(columns, form.across.reach)), columns)
+        image = f.mul(form.plane(f, rows, columns), line // ROW_BYTES * _LINE_CYCLES)
+        cycles = form.steps * _STEP_CYCLES + _CALL_CYCLES
+        tiles = f.divu(f.mul(f.ceildivu(positions, TILE_ROWS), cycles), PANEL_ROWS // TILE_ROWS)
         return TileBlocks(row_blocks, column_blocks, rows, columns, tiles, image)
 
     def cost(self, host: HostContext, blocks: TileBlocks, batch: V) -> V:
         """Multiply-adds of vectors that each thread has, modulo 2^64; no more than can be where the machine has no fast tiles."""
-        f, p = host.fn, self.p
+        f, p = host.fn, self.form.p
         count = f.mul(f.mul(batch, p.groups), f.mul(blocks.row_blocks, blocks.column_blocks))
         all_of = f.mul(count, f.add(f.mul(blocks.panel, p.channel_panels), blocks.image))
         fast = f.cmp("ge", host.machine("tiles_percent"), TILES_PAY)
@@ -94,8 +82,14 @@ class ConvTiles:
 
     def launch(self, host: HostContext, blocks: TileBlocks, shared: Sequence[V], batch: V, end: V) -> None:
         """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them; `end`: where the image ends."""
-        f, p = host.fn, self.p
+        f, p = host.fn, self.form.p
         count = f.mul(f.mul(batch, p.groups * p.channel_panels), f.mul(blocks.row_blocks, blocks.column_blocks))
         grain = f.add(f.divu(product_wake_cycles(host), f.max(blocks.panel, 1)), 1)
-        scratch = scratch_bytes(p, f, blocks.rows, blocks.columns)
-        host.launch(tiles_kernel_name(p), [*shared, blocks.row_blocks, blocks.column_blocks, end], count, grain, scratch)
+        scratch = scratch_bytes(self.form, f, blocks.rows, blocks.columns)
+        host.launch(
+            tiles_kernel_name(p),
+            [*shared, blocks.row_blocks, blocks.column_blocks, f.i64(0), shared[0], end],
+            count,
+            grain,
+            scratch,
+        )

@@ -1,99 +1,51 @@
 """Images for convolutions in the target's matrix registers: 32 channels of a position lie side by side, a row of a tile.
 
-A block of an image is kept by phases of the stride, so that neighbours among the outputs read neighbours of it: of each 32 channels,
-phase of a row and phase of a column, [rows][columns][32], zeros outside of the image and behind the last channel. A window's point
-is a distance from there, and 16 positions from one on are a tile as they lie.
+A block of an image is kept by phases of the stride, so that neighbours among the outputs read neighbours of it: of each 32
+channels, phase of a row and phase of a column, [rows][columns][32], zeros outside of the image and behind the last channel. A
+window's point is a distance from there, and 16 positions from one on are a tile as they lie. Where channels are few, a position has
+those of all columns of its window.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Final
 
 from dhlo.codegen.families.conv.image import Bounds, load_pairs
-from dhlo.codegen.families.conv.params import ConvParams
+from dhlo.codegen.families.conv.tiles_form import STEP_CHANNELS, TileForm
 from dhlo.codegen.families.gemm.tiles_microkernel import ROW_BYTES, STEP_UNITS
 from dhlo.codegen.kernel_ir.builder import I8, I32, I64, PTR, Fn, V, vec
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
-__all__ = ["STEP_CHANNELS", "Phases", "emit_lay_row"]
-
-STEP_CHANNELS: Final = 2 * STEP_UNITS
-"""Channels of a step of the reduction."""
+__all__ = ["emit_lay_row"]
 
 
-@dataclass(frozen=True)
-class Phases:
-    """Windows along a dim of the image, by the phase of the stride in which their points lie."""
-
-    kernel: int
-    stride: int
-    before: int  # zeros before the image
-    dilation: int
-
-    @staticmethod
-    def of(p: ConvParams, dim: int) -> Phases:
-        return Phases(p.kernel[dim], p.stride[dim], p.padding[dim][0], p.dilation[dim])
-
-    @property
-    def all(self) -> list[int]:
-        """The phases that windows read."""
-        return sorted({k * self.dilation % self.stride for k in range(self.kernel)})
-
-    @property
-    def reach(self) -> int:
-        """How many positions of a phase windows reach beyond as many as there are outputs."""
-        return (self.kernel - 1) * self.dilation // self.stride
-
-    def place(self, point: int) -> tuple[int, int]:
-        """Where a point of the window lies: the number of its phase, and how many positions on."""
-        on, phase = divmod(point * self.dilation, self.stride)
-        return self.all.index(phase), on
-
-    def first(self, f: Fn, phase: int, output: V) -> V:
-        """Where a phase's position for an output lies in the image, or outside of it."""
-        return f.add(f.mul(output, self.stride), phase - self.before)
-
-
-def emit_lay_row(p: ConvParams) -> str:
+def emit_lay_row(form: TileForm) -> str:
     """Emits `lay_row(x, channels, plane, column, count, limit, to, begin, end)` once and returns its symbol.
 
     Writes `count` positions of 64 bytes at `to`, and up to a vector's lanes more that are undefined, from the row at `x` of 1 to 32
     channels, `plane` elements apart, every stride-th from `column` on; zeros where that is not in [0, limit). The image's memory is
     from `begin` to `end`.
     """
+    p = form.p
     step, lanes = p.stride[2], p.spec.lanes(I32)
-    key = hashlib.sha256(repr((step, p.spec, p.image, p.group_in % STEP_CHANNELS)).encode()).hexdigest()[:8]
+    few = (p.group_in, form.columns, p.dilation[2]) if form.columns > 1 else ()
+    key = hashlib.sha256(repr((step, p.spec, p.image, form.layout.group_in % STEP_CHANNELS, *few)).encode()).hexdigest()[:8]
     name = f"conv_lay_row_{p.image}_{step}_{key}"
     if name in p.module.functions:
         return name
-    numbers = ("plane", "column", "count", "limit")
-    f = Fn(
-        p.module,
-        name,
-        [("x", PTR), ("channels", I64), *((n, I64) for n in numbers), ("to", PTR), ("begin", PTR), ("end", PTR)],
-        noinline=True,
-    )
+    numbers = [(n, I64) for n in ("plane", "column", "count", "limit")]
+    args = [("x", PTR), ("channels", I64), *numbers, ("to", PTR), ("begin", PTR), ("end", PTR)]
+    f = Fn(p.module, name, args, noinline=True)
     x, channels, plane, column, count, limit, to, *ends = f.args
-    bounds: Bounds = (ends[0], ends[1]) if p.bounded else None
-    span = 2 * lanes if step == 2 else lanes
-    distances = [i * (1 if step == 2 else step) for i in range(span)]
-    far = distances[-1] + 1
+    row = _Row(f, form, x, plane, limit, (ends[0], ends[1]) if p.bounded else None)
 
-    def positions(whole: bool) -> list[V]:
+    def positions(channels: V | None) -> list[V]:
         with f.loop(0, count, lanes) as at:
             first = f.add(column, f.mul(at.iv, step))
-            lo, hi = (f.cast(f.min(f.max(v, 0), far), I32) for v in (f.sub(0, first), f.sub(limit, first)))
-            number = f.dense(distances, I32)
-            mask = f.and_(f.cmp("ge", number, f.splat(lo, span)), f.cmp("lt", number, f.splat(hi, span)))
             for half in range(0, STEP_UNITS, lanes):
-                units = [
-                    _unit(p, f, f.gep(x, first, p.stored), plane, None if whole else channels, u, mask, bounds)
-                    for u in range(half, half + lanes)
-                ]
-                for i, row in enumerate(transpose_block(f, units)):
-                    f.store(row, f.gep(f.gep(to, f.mul(f.add(at.iv, i), ROW_BYTES), I8), half, I32))
+                units = [row.unit(first, unit, channels) for unit in range(half, half + lanes)]
+                for i, line in enumerate(transpose_block(f, units)):
+                    f.store(line, f.gep(f.gep(to, f.mul(f.add(at.iv, i), ROW_BYTES), I8), half, I32))
         return []
 
     def zeros() -> list[V]:
@@ -103,22 +55,44 @@ def emit_lay_row(p: ConvParams) -> str:
         return []
 
     def inside() -> list[V]:
-        if p.group_in % STEP_CHANNELS == 0:
-            return positions(True)
-        return f.if_else(f.cmp("ge", channels, STEP_CHANNELS), lambda: positions(True), lambda: positions(False), [])
+        if form.layout.group_in % STEP_CHANNELS == 0:
+            return positions(None)
+        if form.step_groups == 1:
+            return positions(f.i64(form.layout.group_in))
+        return f.if_else(f.cmp("ge", channels, STEP_CHANNELS), lambda: positions(None), lambda: positions(channels), [])
 
     f.if_else(f.cmp("le", limit, 0), zeros, inside, [])
     f.done()
     return name
 
 
-def _unit(p: ConvParams, f: Fn, at: V, plane: V, channels: V | None, unit: int, mask: V, bounds: Bounds) -> V:
-    """Positions of two channels side by side, zeros for those that there are not; all are where `channels` is None."""
-    lanes, step = p.spec.lanes(I32), p.stride[2]
-    both = None
-    if channels is not None:
-        mask = f.and_(mask, f.splat(f.cmp("lt", f.i64(2 * unit), channels), mask.lanes))
-        both = f.cmp("lt", f.i64(2 * unit + 1), channels)
-    first = f.gep(at, f.mul(plane, 2 * unit), p.stored)
-    other = f.gep(first, plane if both is None else f.select(both, plane, f.i64(0)), p.stored)
-    return load_pairs(f, first, other, lanes, step=step, mask=mask, both=both, bounds=bounds)
+class _Row:
+    """A row of an image, and which of its columns there are."""
+
+    def __init__(self, f: Fn, form: TileForm, x: V, plane: V, limit: V, bounds: Bounds) -> None:
+        self.f, self.p, self.form, self.x, self.plane, self.limit, self.bounds = f, form.p, form, x, plane, limit, bounds
+        self.lanes, self.step = form.p.spec.lanes(I32), form.p.stride[2]
+        span = 2 * self.lanes if self.step == 2 else self.lanes
+        self.distances = [i * (1 if self.step == 2 else self.step) for i in range(span)]
+
+    def unit(self, first: V, unit: int, channels: V | None) -> V:
+        """Two channels side by side of every stride-th column from `first` on, zeros for channels that there are not; all are where
+        `channels` is None."""
+        f, sides = self.f, []
+        for channel in (2 * unit, 2 * unit + 1):
+            column, number = divmod(channel, self.p.group_in) if self.form.columns > 1 else (0, channel)
+            start = f.add(first, column * self.p.dilation[2])
+            at = f.gep(f.gep(self.x, start, self.p.stored), f.mul(self.plane, number), self.p.stored)
+            mask = self._inside(start)
+            if channels is not None:
+                mask = f.and_(mask, f.splat(f.cmp("lt", f.i64(channel), channels), mask.lanes))
+            sides.append((at, mask))
+        (at, mask), (other, other_mask) = sides
+        return load_pairs(f, at, other, self.lanes, step=self.step, mask=mask, other_mask=other_mask, bounds=self.bounds)
+
+    def _inside(self, start: V) -> V:
+        """Which of the columns from `start` on are."""
+        f, far = self.f, self.distances[-1] + 1
+        lo, hi = (f.cast(f.min(f.max(x, 0), far), I32) for x in (f.sub(0, start), f.sub(self.limit, start)))
+        number, span = f.dense(self.distances, I32), len(self.distances)
+        return f.and_(f.cmp("ge", number, f.splat(lo, span)), f.cmp("lt", number, f.splat(hi, span)))

@@ -2,9 +2,9 @@
 of windows and 32 channels a step.
 
 A block of output rows and columns lies as `tiles_image` has it, a position's 32 channels a row of the left tile; weights lie as
-those of dot products do, pairs of channels by 32 output channels, a step of which is two right tiles. Positions are numbered along the
-block's rows as these lie, which are longer than those of outputs by the window's reach: sums in between belong to no output, and are
-left out as sums are transposed for the epilogue.
+those of dot products do, pairs of channels by 32 output channels, a step of which is two right tiles. Positions are numbered along
+the block's rows as these lie, which are longer than those of outputs by the window's reach: sums in between belong to no output,
+and are left out as sums are transposed for the epilogue.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from itertools import product
 from typing import Final
 
 from dhlo.codegen.families.conv.image import Bounds
-from dhlo.codegen.families.conv.pack import Geometry
+from dhlo.codegen.families.conv.pack import KERNEL_TYPES, load_geometry
 from dhlo.codegen.families.conv.params import ConvParams
-from dhlo.codegen.families.conv.tiles_image import STEP_CHANNELS, Phases, emit_lay_row
+from dhlo.codegen.families.conv.tiles_form import STEP_CHANNELS, TileForm
+from dhlo.codegen.families.conv.tiles_image import emit_lay_row
 from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.families.gemm.tiles_microkernel import (
     PANEL_COLUMNS,
@@ -35,7 +36,7 @@ from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 from dhlo.codegen.target import LINE_BYTES
 
-__all__ = ["TilesKernel", "scratch_bytes", "step_groups", "tiles_kernel_name"]
+__all__ = ["TilesKernel", "scratch_bytes", "tiles_kernel_name"]
 
 # Positions whose sums are kept together, and a row of them as the epilogue gets it: a channel's, with room for a vector more.
 _TOGETHER: Final = 128
@@ -46,72 +47,50 @@ _SHALLOW_STEPS: Final = 16
 _CONFIG: Final = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0, 0x1010_1010_1010_1010, 0)
 
 
-def step_groups(p: ConvParams) -> int:
-    """Steps of the reduction at a point of the window."""
-    return -(-p.group_in // STEP_CHANNELS)
-
-
 def tiles_kernel_name(p: ConvParams) -> str:
     """Symbol of the kernel."""
     return f"{p.name}_tiles"
 
 
 class _Scratch:
-    """Offsets in bytes of a worker's scratch: the configuration, where steps lie, sums, rows for the epilogue, a panel of weights whose
-    steps are whole, where outputs lie among positions, the image."""
+    """Offsets in bytes of a worker's scratch: the configuration, where steps lie, sums, rows for the epilogue, a panel of weights
+    whose steps are whole, where outputs lie among positions, the image."""
 
-    def __init__(self, p: ConvParams) -> None:
-        steps = step_groups(p) * p.points
+    def __init__(self, form: TileForm) -> None:
         self.list = ROW_BYTES
-        self.sums = self.list + -(-steps * 8 // ROW_BYTES) * ROW_BYTES
+        self.sums = self.list + -(-form.steps * 8 // ROW_BYTES) * ROW_BYTES
         self.rows = self.sums + _TOGETHER * SUMS_ROW_BYTES
         self.weights = self.rows + PANEL_COLUMNS * _ROW * 4
-        self.outputs = self.weights + (steps * STEP_BYTES if _splits_steps(p) else 0)
+        self.outputs = self.weights + (form.steps * STEP_BYTES if form.splits_steps else 0)
 
 
-def _splits_steps(p: ConvParams) -> bool:
-    """Whether the last step of a point has fewer units of weights than a tile has rows."""
-    return p.layout.units % STEP_UNITS != 0
-
-
-def scratch_bytes(p: ConvParams, f: Fn, rows: V, columns: V) -> V:
+def scratch_bytes(form: TileForm, f: Fn, rows: V, columns: V) -> V:
     """Scratch of a worker for blocks of so many output rows and columns. Tiles read up to 31 positions beyond the image."""
-    image = f.mul(_plane(p, f, rows, columns), ROW_BYTES * step_groups(p) * _phases(p))
+    image = f.mul(form.plane(f, rows, columns), ROW_BYTES * form.step_groups * form.phases)
     outputs = f.mul(f.add(f.mul(rows, columns), TILE_ROWS), 4)
-    return f.add(f.add(image, outputs), _Scratch(p).outputs + (PANEL_ROWS + 1) * ROW_BYTES)
-
-
-def _phases(p: ConvParams) -> int:
-    """Planes of each 32 channels."""
-    return len(Phases.of(p, 1).all) * len(Phases.of(p, 2).all)
-
-
-def _plane(p: ConvParams, f: Fn, rows: V, columns: V) -> V:
-    """Positions of a phase of a block."""
-    return f.mul(f.add(rows, Phases.of(p, 1).reach), f.add(columns, Phases.of(p, 2).reach))
+    return f.add(f.add(image, outputs), _Scratch(form).outputs + (PANEL_ROWS + 1) * ROW_BYTES)
 
 
 class TilesKernel:
     """Emits one kernel. Items are (image, group, block of rows, block of columns, weight panel), the weight panel fastest."""
 
-    def __init__(self, p: ConvParams) -> None:
-        self.p = p
-        self.down, self.across = Phases.of(p, 1), Phases.of(p, 2)
-        self.lay = emit_lay_row(p)
+    def __init__(self, form: TileForm) -> None:
+        self.form, self.p, self.down, self.across = form, form.p, form.down, form.across
+        p = form.p
+        self.lay = emit_lay_row(form)
         # Points of a window share most positions; a shallow panel of weights meets all positions.
-        rows_first = p.points > 1 or step_groups(p) > _SHALLOW_STEPS
+        rows_first = form.points > 1 or form.steps > _SHALLOW_STEPS
         self.micro = [emit_tiles_microkernel(p.module, BF16, p.spec, high, rows_first, listed=True) for high in (1, 2)]
         self.turn = _emit_turn(p)
         self.f = f = kernel_fn(p.module, tiles_kernel_name(p))
         _, self.begin, self.end, _, self.scratch = f.args
-        shared = [PTR] * 4 + [I64] * 11
-        *args, self.row_blocks, self.column_blocks, image_end = load_args(f, [*shared, I64, I64, PTR])
-        none = f.i64(0)
-        self.geo = Geometry(*args, none, none, none)
-        self.bounds: Bounds = (self.geo.x, image_end)
+        self.geo = load_geometry(f, f.args[0])
+        self.row_blocks, self.column_blocks = self.geo.panels, self.geo.blocks
+        bounds = load_args(f, [*KERNEL_TYPES, PTR, PTR])[len(KERNEL_TYPES) :]
+        self.bounds: Bounds = (bounds[0], bounds[1])
         rows, columns = f.ceildivu(self.geo.oh, self.row_blocks), f.ceildivu(self.geo.ow, self.column_blocks)
-        self.plane, self.width = _plane(p, f, rows, columns), f.add(columns, self.across.reach)
-        at = _Scratch(p)
+        self.plane, self.width = form.plane(f, rows, columns), f.add(columns, self.across.reach)
+        at = _Scratch(form)
         self.config, self.list, self.sums, self.rows, self.weights, self.outputs = (
             f.gep(self.scratch, offset, I8) for offset in (0, at.list, at.sums, at.rows, at.weights, at.outputs)
         )
@@ -121,8 +100,8 @@ class TilesKernel:
     def emit(self) -> str:
         """Walks the blocks touched by [begin, end); the weight panels of a block share its image."""
         f, p, geo = self.f, self.p, self.geo
-        for i, word in enumerate(_CONFIG):
-            f.store(f.i64(word), f.gep(self.config, i, I64))
+        for place, word in enumerate(_CONFIG):
+            f.store(f.i64(word), f.gep(self.config, place, I64))
         on_tiles(f, tiles_of(f).configure, self.config)
         self._list_steps()
         panels, parts = p.channel_panels, f.mul(self.row_blocks, self.column_blocks)
@@ -144,26 +123,31 @@ class TilesKernel:
 
     def _list_steps(self) -> None:
         """Where the left tile of each step lies, in the order of weights: blocks of channels, points, channels."""
-        f, p, phases = self.f, self.p, len(self.across.all)
-        some = p.block_channels // STEP_CHANNELS if p.depth_blocks > 1 else step_groups(p)
-        with f.loop(0, step_groups(p), some) as block:
-            count = f.min(f.sub(step_groups(p), block.iv), some)
-            at = f.gep(self.list, f.mul(block.iv, p.points), I64)
-            for number, (y, x) in enumerate(product(range(p.kernel[1]), range(p.kernel[2]))):
+        f, form = self.f, self.form
+        with f.loop(0, form.step_groups, self._block_steps) as block:
+            count = f.min(f.sub(form.step_groups, block.iv), self._block_steps)
+            at = f.gep(self.list, f.mul(block.iv, form.points), I64)
+            for number, (y, x) in enumerate(product(range(self.down.kernel), range(self.across.kernel))):
                 (row_phase, row), (column_phase, column) = self.down.place(y), self.across.place(x)
                 on = f.add(f.mul(self.width, row), column)
                 with f.loop(0, count) as c:
-                    plane = f.add(f.mul(f.add(block.iv, c.iv), _phases(p)), row_phase * phases + column_phase)
+                    phase = row_phase * len(self.across.all) + column_phase
+                    plane = f.add(f.mul(f.add(block.iv, c.iv), form.phases), phase)
                     place = f.mul(f.add(f.mul(plane, self.plane), on), ROW_BYTES)
                     f.store(place, f.gep(at, f.add(f.mul(count, number), c.iv), I64))
+
+    @property
+    def _block_steps(self) -> int:
+        """Steps at a point, of a block of channels."""
+        return -(-min(self.form.layout.block_channels, self.form.layout.group_in) // STEP_CHANNELS)
 
     def _lay_image(self, image: V, group: V, r0: V, rows: V, c0: V, columns: V) -> None:
         """The block's part of the image, of all channels and phases."""
         f, p, geo = self.f, self.p, self.geo
         phases = list(product(self.down.all, self.across.all))
-        with f.loop(0, step_groups(p)) as c:
+        with f.loop(0, self.form.step_groups) as c:
             before = f.mul(c.iv, STEP_CHANNELS)
-            channels = f.min(f.sub(p.group_in, before), STEP_CHANNELS)
+            channels = f.min(f.sub(self.form.layout.group_in, before), STEP_CHANNELS)
             first = f.add(f.mul(group, p.group_in), before)
             x = f.gep(geo.x, f.add(f.mul(image, geo.sxb), f.mul(first, geo.sxc)), p.stored)
             for number, (down, across) in enumerate(phases):
@@ -187,16 +171,17 @@ class TilesKernel:
             f.store(f.add(steps, f.splat(f.cast(f.mul(position, SUMS_ROW_BYTES), I32), lanes)), to)
 
     def _panel(self, image: V, group: V, panel: V, more: V, r0: V, rows: V, c0: V, columns: V) -> None:
-        """A weight panel by all positions of the block, some at a time. `more`: another panel follows, which is fetched meanwhile."""
+        """A weight panel by all positions of the block, some at a time. If `more` panels follow, the next is fetched meanwhile."""
         f, p = self.f, self.p
         index = f.add(f.mul(group, p.channel_panels), panel)
-        w = f.gep(self.geo.w, f.mul(index, p.panel_elements), F32)
-        ahead = f.gep(w, p.panel_elements, F32)
-        if _splits_steps(p):
+        nbytes = self.form.layout.depth * SUMS_ROW_BYTES
+        w = f.gep(f.gep(self.geo.w, self.form.offset, I8), f.mul(index, nbytes), I8)
+        ahead = f.gep(w, nbytes, I8)
+        if self.form.splits_steps:
             w = self._whole_steps(w)
         positions = f.add(f.mul(f.sub(rows, 1), self.width), columns)
         calls, none = f.ceildivu(positions, PANEL_ROWS), f.int_to_ptr(f.i64(0))
-        steps, lines = step_groups(p) * p.points, STEP_BYTES // LINE_BYTES
+        steps, lines = self.form.steps, STEP_BYTES // LINE_BYTES
         share = f.ceildivu(f.i64(lines), calls)  # of a step's lines of the next panel, for each call
         with f.loop(0, positions, _TOGETHER) as some:
             last = f.min(f.add(some.iv, _TOGETHER), positions)
@@ -220,18 +205,17 @@ class TilesKernel:
 
     def _whole_steps(self, w: V) -> V:
         """A panel of weights, zeros behind the last unit of each point."""
-        f, p = self.f, self.p
-        lanes, units = p.spec.lanes(I32), p.layout.units
-        some = p.block_channels // p.step if p.depth_blocks > 1 else units
+        f, points = self.f, self.form.points
+        lanes, units, some = self.p.spec.lanes(I32), self.form.layout.units, self._block_steps * STEP_UNITS
         nbytes = lanes * 4
         with f.loop(0, units, some) as block:
             count = f.min(f.sub(units, block.iv), some)
             whole = f.mul(f.ceildivu(count, STEP_UNITS), STEP_BYTES)
-            with f.loop(0, p.points) as point:
-                before = f.add(f.mul(block.iv, p.points), f.mul(count, point.iv))
+            with f.loop(0, points) as point:
+                before = f.add(f.mul(block.iv, points), f.mul(count, point.iv))
                 source = f.gep(w, f.mul(before, SUMS_ROW_BYTES), I8)
                 # Blocks before the last one are whole steps.
-                start = f.add(f.mul(block.iv, p.points * SUMS_ROW_BYTES), f.mul(whole, point.iv))
+                start = f.add(f.mul(block.iv, points * SUMS_ROW_BYTES), f.mul(whole, point.iv))
                 to, copied = f.gep(self.weights, start, I8), f.mul(count, SUMS_ROW_BYTES)
                 with f.loop(0, copied, nbytes) as at:
                     f.store(f.load(f.gep(source, at.iv, I8), vec(I32, lanes)), f.gep(to, at.iv, I8))
@@ -267,8 +251,8 @@ class TilesKernel:
 
 
 def _emit_turn(p: ConvParams) -> str:
-    """Emits `conv_turn_sums(sums, outputs, count, to)` once and returns its symbol: to[32][_ROW] are the sums [32] of `count` outputs,
-    which lie `outputs` bytes from `sums` on, with undefined ones behind them."""
+    """Emits `conv_turn_sums(sums, outputs, count, to)` once and returns its symbol: to[32][_ROW] are the sums [32] of `count`
+    outputs, which lie `outputs` bytes from `sums` on, with undefined ones behind them."""
     name, lanes = "conv_turn_sums", p.lanes
     if name in p.module.functions:
         return name

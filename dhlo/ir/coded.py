@@ -76,7 +76,11 @@ def _converts_constant(op: Any) -> bool:
 def takes_codes(op: Any, i: int) -> bool:
     """Whether an op's kernels decode operand i themselves."""
     if isinstance(op, Conv):  # those of depthwise convolutions are few
-        return i == 1 and not attr(op, "transposed") and from_mlir(op.operands[1]).shape[1] != 1
+        w, made = from_mlir(op.operands[1]), defining(op.operands[1])
+        if attr(op, "transposed"):  # numbers of narrow types, without scales
+            narrow = isinstance(made, Convert) and from_mlir(made.operands[0]).dtype.name in _REDUCED
+            return i == 1 and narrow and w.shape[0] != attr(op, "groups")
+        return i == 1 and w.shape[1] != 1
     return isinstance(op, (Matmul, GroupedMatmul, RoundedMatmul, RoundedGroupedMatmul)) and i == 1
 
 

@@ -12,7 +12,7 @@ from dhlo.codegen.families.conv.layout import WeightLayout
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 
-__all__ = ["CODE_BITS", "code_of", "coded_bytes", "emit_decode", "load_codes", "pack_codes", "row_bytes"]
+__all__ = ["CODE_BITS", "bits_of", "code_of", "coded_bytes", "emit_decode", "load_codes", "pack_codes", "row_bytes"]
 
 CODE_BITS = {"i8": 8, "ui8": 8, "i4": 4, "ui4": 4, "f8e4m3fn": 8, "f8e5m2": 8, "f16": 16, "bf16": 16}
 """Bits of a code in a panel, by the code (see `dhlo.ir.ops.quantised.CODES`) or the type of weights that are merely converted.
@@ -39,11 +39,15 @@ def coded_bytes(code: str, layout: WeightLayout) -> int:
     return panels * depth * row_bytes(code, panel) * layout.step
 
 
+def bits_of(code: str, weight: torch.Tensor) -> npt.NDArray[Any]:
+    """Codes as bytes or integers of 16 bits."""
+    weight = weight.detach().contiguous()
+    return (weight.view(torch.int16) if CODE_BITS[code] == 16 else weight.view(torch.uint8)).numpy()
+
+
 def pack_codes(code: str, layout: WeightLayout, weight: torch.Tensor) -> npt.NDArray[Any]:
     """Codes [out_channels, in_channels / groups, *kernel] in the layout, as bytes or integers of 16 bits."""
-    weight = weight.detach().contiguous()
-    data = (weight.view(torch.int16) if CODE_BITS[code] == 16 else weight.view(torch.uint8)).numpy()
-    panels = layout.pack(data)
+    panels = layout.pack(bits_of(code, weight))
     if CODE_BITS[code] != 4:
         return panels
     half = layout.panel // 2

@@ -77,16 +77,14 @@ class ConvFamily(ChoiceFamily):
         )
         if self.weight is not None:
             weight = self.weight.detach().contiguous()
-            layouts = conv.layouts if isinstance(conv, Conv) else (conv.layout,)
-            key = ("packed_conv", *layouts, low.constant_key(op.operands[1]))
+            key = ("packed_conv", *conv.layouts, low.constant_key(op.operands[1]))
 
             def pack() -> Array:
-                if isinstance(conv, Conv) and conv.code:
+                if conv.code:
                     return conv.pack_codes(weight)
                 return conv.pack_weight(with_plain_nans(weight).numpy())
 
-            code = conv.code if isinstance(conv, Conv) else ""
-            self.packed = low.constants.add((*key, code), conv.workspace_bytes, pack)
+            self.packed = low.constants.add((*key, conv.code), conv.workspace_bytes, pack)
 
     def cost(self) -> Cost:
         """Winograd's kernels multiply less, and add instead."""
@@ -148,4 +146,5 @@ def parameters(
     padding, output_padding = tuple(attr(op, "padding")), tuple(attr(op, "output_padding"))
     outs = int(w.shape[1]) * groups
     pads = (padding, output_padding)
-    return ConvTranspose(channels, outs, kernel, stride, *pads, dilation, groups, elem, spec=spec, winograd=winograd, image=image)
+    own: Any = {"spec": spec, "winograd": winograd, "code": code, "image": image}
+    return ConvTranspose(channels, outs, kernel, stride, *pads, dilation, groups, elem, **own)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
-from math import gcd, prod
+from itertools import accumulate, product
+from math import gcd
 from typing import Any
 
 import numpy as np
 import sympy
+import torch
 
 from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
+from dhlo.codegen.families.conv.quantised_weights import bits_of
 from dhlo.codegen.families.conv.weights import WeightView
 from dhlo.codegen.families.gemm.register_tile import TileSpec
-from dhlo.codegen.kernel_ir.builder import BITS, F32, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 
 __all__ = ["ConvTranspose"]
@@ -62,7 +64,7 @@ class ConvTranspose:
     Input [B, in_channels, *spatial], weight [in_channels, out_channels/groups, *kernel]. Output o of a dim is the sum
     over inputs i and kernel points k with o = i*stride - padding + k*dilation. The outputs congruent modulo the
     stride (a phase) are an ordinary convolution with a subset of the kernel, so no multiplication by an inserted zero
-    is done. `winograd`, `image`: as of those.
+    is done. `winograd`, `code`, `image`: as of those; codes are numbers of narrow float types.
     """
 
     in_channels: int
@@ -76,6 +78,7 @@ class ConvTranspose:
     elem: str = F32
     spec: TileSpec = field(kw_only=True)
     winograd: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
+    code: str = field(default="", kw_only=True, repr=False)
     image: str = field(default="", kw_only=True, repr=False)
 
     def output_size(self, spatial: Sequence[Any]) -> list[Any]:
@@ -104,6 +107,7 @@ class ConvTranspose:
             self.elem,
             spec=self.spec,
             winograd=self.winograd,
+            code=self.code,
             image=self.image,
         )
 
@@ -134,37 +138,42 @@ class ConvTranspose:
             _emit_interleave(module, self.name, self.elem, self.stride, self.spec)
 
     @property
-    def layout(self) -> tuple[tuple[tuple[_Taps, ...], WeightLayout | None], ...]:
+    def layouts(self) -> tuple[tuple[tuple[_Taps, ...], tuple[WeightLayout, ...]], ...]:
         """How the packed weights lie: phase after phase, each with its part of the kernel."""
-        return tuple((taps, conv.layout if conv else None) for taps, conv in zip(self._phases, self._convs(), strict=True))
+        return tuple((taps, conv.layouts if conv else ()) for taps, conv in zip(self._phases, self._convs(), strict=True))
 
     def pack_weight(self, weight: Array) -> Array:
         """Weights [in_channels, out_channels/groups, *kernel] packed phase after phase, one-dimensional."""
+        return self._packed_by_phase(weight, Conv.pack_weight)
+
+    def pack_codes(self, weight: torch.Tensor) -> Array:
+        """Codes of such weights, as integers of 16 bits."""
+        return self._packed_by_phase(bits_of(self.code, weight), lambda conv, part: conv.pack_codes(torch.from_numpy(part)))
+
+    def _packed_by_phase(self, weight: Array, pack: Callable[[Conv, Array], Array]) -> Array:
         g = self.groups
         if weight.shape != (self.in_channels, self.out_channels // g, *self.kernel):
             raise ValueError(f"weight of shape {weight.shape} doesn't fit {self}")
-        parts = []
+        packed = np.zeros(self.workspace_bytes // weight.itemsize, weight.dtype)
         grouped = weight.reshape(g, self.in_channels // g, self.out_channels // g, *self.kernel).swapaxes(1, 2)
         whole = grouped.reshape(self.out_channels, self.in_channels // g, *self.kernel)
-        for taps, conv in zip(self._phases, self._convs(), strict=True):
+        for taps, conv, at in zip(self._phases, self._convs(), self._offsets()[:-1], strict=True):
             if conv is not None:
                 subset = whole
                 for d, t in enumerate(taps):
                     subset = np.take(subset, [t.first - i * t.step for i in range(t.count)], axis=2 + d)
-                parts.append(conv.pack_weight(np.ascontiguousarray(subset)).ravel())
-        return np.concatenate(parts) if parts else np.zeros(0, weight.dtype)
+                part = pack(conv, np.ascontiguousarray(subset)).ravel()
+                packed[at // part.itemsize :][: part.size] = part
+        return packed
 
     def _offsets(self) -> list[int]:
-        """Element offset of each phase's packed weights, and the total."""
-        out = [0]
-        for conv in self._convs():
-            out.append(out[-1] + (prod(conv.layout.shape) if conv else 0))
-        return out
+        """Byte offset of each phase's packed weights, and the total."""
+        return list(accumulate((conv.workspace_bytes if conv else 0 for conv in self._convs()), initial=0))
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes of the packed weights; the workspace that `emit_pack` fills if weights are run-time values."""
-        return self._offsets()[-1] * BITS[self.elem] // 8
+        return self._offsets()[-1]
 
     def emit_pack_kernel(self, module: KernelModule) -> None:
         """Emits (once) what `emit_pack` launches."""
@@ -174,7 +183,7 @@ class ConvTranspose:
     def emit_pack(self, host: HostContext, *, weight: V, packed: V) -> None:
         """Emits the packing of run-time weights, dense [in_channels, out_channels/groups, *kernel]."""
         for conv, base, view, at in self._packed():
-            source, to = host.fn.gep(weight, base, self.elem), host.fn.gep(packed, at, self.elem)
+            source, to = host.fn.gep(weight, base, self.elem), host.fn.gep(packed, at, I8)
             conv.emit_pack(host, weight=source, packed=to, view=view)
 
     def _packed(self) -> Iterator[tuple[Conv, int, WeightView, int]]:
@@ -258,7 +267,7 @@ class ConvTranspose:
                 conv.emit_launch(
                     host,
                     x=x,
-                    w=fn.gep(w, at, self.elem),
+                    w=fn.gep(w, at, I8),
                     sizes=sizes,
                     x_strides=x_strides,
                     out_sizes=shape,

@@ -263,7 +263,7 @@ class Conv:
         if tiles is not None:
             with f.wrapping():
                 blocks = tiles.blocks(host, batch, out)
-                cost = tiles.cost(host, blocks, batch)
+                cost = tiles.cost(host, blocks)
             in_tiles = f.cmp("lt", cost, best)
             best = f.min(cost, best)
         if variants:
@@ -288,8 +288,8 @@ class Conv:
 
     @staticmethod
     def _cost(host: HostContext, p: ConvParams, step: V, batch: V) -> V:
-        """Multiply-adds of vectors of each thread, modulo 2^64, if weights and windows are multiplied in order: `step` of numbers an
-        image and depth step."""
+        """Multiply-adds of vectors of each thread, modulo 2^64, if weights and windows are multiplied in order: `step` of numbers
+        for an image and a step of the depth."""
         f = host.fn
         with f.wrapping():
             # Packing a vector of windows takes some three operations, and serves all output channels.

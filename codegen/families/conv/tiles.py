@@ -26,11 +26,13 @@ _STEP_CYCLES, _CALL_CYCLES, _LINE_CYCLES = 160, 800, 16
 
 @dataclass(frozen=True)
 class TileBlocks:
-    """How a launch is cut: blocks of rows and of columns of outputs, rows and columns of the largest, and the cost of one with one
-    weight panel, and of its image, in multiply-adds of vectors."""
+    """How a launch is cut: blocks of images, of rows and of columns of outputs, how many of these the largest has, and the cost of
+    one with one weight panel, and of its images, in multiply-adds of vectors."""
 
+    image_blocks: V
     row_blocks: V
     column_blocks: V
+    images: V
     rows: V
     columns: V
     panel: V
@@ -54,7 +56,8 @@ class ConvTiles:
             TilesKernel(self.form).emit()
 
     def blocks(self, host: HostContext, batch: V, out: Sequence[V]) -> TileBlocks:
-        """Blocks whose image stays in the second cache, as square as rows may be, and enough of them for all threads."""
+        """Blocks whose images stay in the second cache, as square as rows may be, and enough of them for all threads. Small images
+        are taken together, so that weights are read once for all of them."""
         f, form, p = host.fn, self.form, self.form.p
         line = form.step_groups * form.phases * ROW_BYTES  # of a position, all channels and phases
         most = f.max(f.min(f.divu(host.l2_bytes, _IMAGE_SHARE * line), _MOST_OUTPUTS), PANEL_ROWS)
@@ -63,32 +66,42 @@ class ConvTiles:
         columns = f.ceildivu(width, column_blocks)
         row_blocks = f.ceildivu(height, f.max(f.divu(most, columns), 1))
         others = f.mul(f.mul(batch, column_blocks), p.groups * p.channel_panels)
-        wanted = f.divu(f.mul(host.num_threads, _ITEMS_PER_THREAD), f.max(others, 1))
+        wanted_items = f.mul(host.num_threads, _ITEMS_PER_THREAD)
+        wanted = f.divu(wanted_items, f.max(others, 1))
         row_blocks = f.min(f.max(row_blocks, wanted), height)
         rows = f.ceildivu(height, row_blocks)
-        positions = f.add(f.mul(f.sub(rows, 1), f.add(columns, form.across.reach)), columns)
-        image = f.mul(form.plane(f, rows, columns), line // ROW_BYTES * _LINE_CYCLES)
+        plane, positions = form.plane(f, rows, columns), f.add(f.mul(f.sub(rows, 1), f.add(columns, form.across.reach)), columns)
+        whole = f.cmp("eq", f.mul(row_blocks, column_blocks), 1)
+        fit = f.max(f.select(whole, f.divu(f.divu(host.l2_bytes, _IMAGE_SHARE * line), plane), 1), 1)
+        wanted = f.divu(wanted_items, p.groups * p.channel_panels)
+        image_blocks = f.min(f.max(f.ceildivu(batch, fit), wanted), f.max(batch, 1))
+        images = f.ceildivu(f.max(batch, 1), f.max(image_blocks, 1))
         cycles = form.steps * _STEP_CYCLES + _CALL_CYCLES
-        tiles = f.divu(f.mul(f.ceildivu(positions, TILE_ROWS), cycles), PANEL_ROWS // TILE_ROWS)
-        return TileBlocks(row_blocks, column_blocks, rows, columns, tiles, image)
+        tiles = f.divu(f.mul(f.mul(f.ceildivu(positions, TILE_ROWS), images), cycles), PANEL_ROWS // TILE_ROWS)
+        laid = f.mul(f.mul(plane, images), line // ROW_BYTES * _LINE_CYCLES)
+        return TileBlocks(image_blocks, row_blocks, column_blocks, images, rows, columns, tiles, laid)
 
-    def cost(self, host: HostContext, blocks: TileBlocks, batch: V) -> V:
+    def _cells(self, host: HostContext, blocks: TileBlocks) -> V:
+        """Blocks of all groups."""
+        f = host.fn
+        return f.mul(f.mul(blocks.image_blocks, self.form.p.groups), f.mul(blocks.row_blocks, blocks.column_blocks))
+
+    def cost(self, host: HostContext, blocks: TileBlocks) -> V:
         """Multiply-adds of vectors that each thread has, modulo 2^64; no more than can be where the machine has no fast tiles."""
         f, p = host.fn, self.form.p
-        count = f.mul(f.mul(batch, p.groups), f.mul(blocks.row_blocks, blocks.column_blocks))
-        all_of = f.mul(count, f.add(f.mul(blocks.panel, p.channel_panels), blocks.image))
+        all_of = f.mul(self._cells(host, blocks), f.add(f.mul(blocks.panel, p.channel_panels), blocks.image))
         fast = f.cmp("ge", host.machine("tiles_percent"), TILES_PAY)
         return f.select(fast, f.divu(all_of, host.num_threads), (1 << 63) - 1)
 
     def launch(self, host: HostContext, blocks: TileBlocks, shared: Sequence[V], batch: V, end: V) -> None:
         """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them; `end`: where the image ends."""
         f, p = host.fn, self.form.p
-        count = f.mul(f.mul(batch, p.groups * p.channel_panels), f.mul(blocks.row_blocks, blocks.column_blocks))
+        count = f.mul(self._cells(host, blocks), p.channel_panels)
         grain = f.add(f.divu(product_wake_cycles(host), f.max(blocks.panel, 1)), 1)
-        scratch = scratch_bytes(self.form, f, blocks.rows, blocks.columns)
+        scratch = scratch_bytes(self.form, f, blocks.images, blocks.rows, blocks.columns)
         host.launch(
             tiles_kernel_name(p),
-            [*shared, blocks.row_blocks, blocks.column_blocks, f.i64(0), shared[0], end],
+            [*shared, blocks.row_blocks, blocks.column_blocks, blocks.image_blocks, shared[0], end, batch],
             count,
             grain,
             scratch,

@@ -9,6 +9,7 @@ and are left out as sums are transposed for the epilogue.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
@@ -64,15 +65,28 @@ class _Scratch:
         self.outputs = self.weights + (form.steps * STEP_BYTES if form.splits_steps else 0)
 
 
-def scratch_bytes(form: TileForm, f: Fn, rows: V, columns: V) -> V:
-    """Scratch of a worker for blocks of so many output rows and columns. Tiles read up to 31 positions beyond the image."""
-    image = f.mul(form.plane(f, rows, columns), ROW_BYTES * form.step_groups * form.phases)
+def scratch_bytes(form: TileForm, f: Fn, images: V, rows: V, columns: V) -> V:
+    """Scratch of a worker for blocks of so many images, output rows and columns. Tiles read up to 31 positions beyond the last."""
+    image = f.mul(f.mul(images, form.plane(f, rows, columns)), ROW_BYTES * form.step_groups * form.phases)
     outputs = f.mul(f.add(f.mul(rows, columns), TILE_ROWS), 4)
     return f.add(f.add(image, outputs), _Scratch(form).outputs + (PANEL_ROWS + 1) * ROW_BYTES)
 
 
+@dataclass(frozen=True)
+class _Block:
+    """What an item works on: a group of channels; the first image, output row and column, and how many of these."""
+
+    group: V
+    image: V
+    images: V
+    row: V
+    rows: V
+    column: V
+    columns: V
+
+
 class TilesKernel:
-    """Emits one kernel. Items are (image, group, block of rows, block of columns, weight panel), the weight panel fastest."""
+    """Emits one kernel. Items are (block of images, group, block of rows, block of columns, weight panel), the last one fastest."""
 
     def __init__(self, form: TileForm) -> None:
         self.form, self.p, self.down, self.across = form, form.p, form.down, form.across
@@ -85,9 +99,9 @@ class TilesKernel:
         self.f = f = kernel_fn(p.module, tiles_kernel_name(p))
         _, self.begin, self.end, _, self.scratch = f.args
         self.geo = load_geometry(f, f.args[0])
-        self.row_blocks, self.column_blocks = self.geo.panels, self.geo.blocks
-        bounds = load_args(f, [*KERNEL_TYPES, PTR, PTR])[len(KERNEL_TYPES) :]
-        self.bounds: Bounds = (bounds[0], bounds[1])
+        self.image_blocks, self.row_blocks, self.column_blocks = self.geo.flat, self.geo.panels, self.geo.blocks
+        begin, end, self.batch = load_args(f, [*KERNEL_TYPES, PTR, PTR, I64])[len(KERNEL_TYPES) :]
+        self.bounds: Bounds = (begin, end)
         rows, columns = f.ceildivu(self.geo.oh, self.row_blocks), f.ceildivu(self.geo.ow, self.column_blocks)
         self.plane, self.width = form.plane(f, rows, columns), f.add(columns, self.across.reach)
         at = _Scratch(form)
@@ -109,17 +123,27 @@ class TilesKernel:
             first = f.mul(blocks.iv, panels)
             lo, hi = f.sub(f.max(self.begin, first), first), f.min(f.sub(self.end, first), panels)
             part, image_group = f.remu(blocks.iv, parts), f.divu(blocks.iv, parts)
-            image, group = f.divu(image_group, p.groups), f.remu(image_group, p.groups)
-            i, j = f.divu(part, self.column_blocks), f.remu(part, self.column_blocks)
-            r0, r1 = (f.divu(f.mul(geo.oh, x), self.row_blocks) for x in (i, f.add(i, 1)))
-            c0, c1 = (f.divu(f.mul(geo.ow, x), self.column_blocks) for x in (j, f.add(j, 1)))
-            self._lay_image(image, group, r0, f.sub(r1, r0), c0, f.sub(c1, c0))
-            self._list_outputs(f.sub(r1, r0), f.sub(c1, c0))
+            images, group = f.divu(image_group, p.groups), f.remu(image_group, p.groups)
+            b = _Block(
+                group,
+                *self._part(self.batch, self.image_blocks, images),
+                *self._part(geo.oh, self.row_blocks, f.divu(part, self.column_blocks)),
+                *self._part(geo.ow, self.column_blocks, f.remu(part, self.column_blocks)),
+            )
+            with f.loop(0, b.images) as image:
+                self._lay_image(b, image.iv)
+            self._list_outputs(b.rows, b.columns)
             with f.loop(lo, hi) as panel:
-                self._panel(image, group, panel.iv, f.cmp("lt", f.add(panel.iv, 1), hi), r0, f.sub(r1, r0), c0, f.sub(c1, c0))
+                self._panel(b, panel.iv, f.cmp("lt", f.add(panel.iv, 1), hi))
         on_tiles(f, tiles_of(f).release)
         f.done()
         return tiles_kernel_name(p)
+
+    def _part(self, size: V, parts: V, part: V) -> tuple[V, V]:
+        """Where one of nearly equal parts begins, and how long it is."""
+        f = self.f
+        begin = f.divu(f.mul(size, part), parts)
+        return begin, f.sub(f.divu(f.mul(size, f.add(part, 1)), parts), begin)
 
     def _list_steps(self) -> None:
         """Where the left tile of each step lies, in the order of weights: blocks of channels, points, channels."""
@@ -141,24 +165,30 @@ class TilesKernel:
         """Steps at a point, of a block of channels."""
         return -(-min(self.form.layout.block_channels, self.form.layout.group_in) // STEP_CHANNELS)
 
-    def _lay_image(self, image: V, group: V, r0: V, rows: V, c0: V, columns: V) -> None:
-        """The block's part of the image, of all channels and phases."""
+    def _laid(self, image: V) -> V:
+        """Where one of the block's images lies."""
+        f, form = self.f, self.form
+        return f.gep(self.image, f.mul(f.mul(image, self.plane), ROW_BYTES * form.step_groups * form.phases), I8)
+
+    def _lay_image(self, b: _Block, image: V) -> None:
+        """The block's part of one of its images, of all channels and phases."""
         f, p, geo = self.f, self.p, self.geo
         phases = list(product(self.down.all, self.across.all))
         with f.loop(0, self.form.step_groups) as c:
             before = f.mul(c.iv, STEP_CHANNELS)
             channels = f.min(f.sub(self.form.layout.group_in, before), STEP_CHANNELS)
-            first = f.add(f.mul(group, p.group_in), before)
-            x = f.gep(geo.x, f.add(f.mul(image, geo.sxb), f.mul(first, geo.sxc)), p.stored)
+            first = f.add(f.mul(b.group, p.group_in), before)
+            x = f.gep(geo.x, f.add(f.mul(f.add(b.image, image), geo.sxb), f.mul(first, geo.sxc)), p.stored)
             for number, (down, across) in enumerate(phases):
-                plane = f.gep(self.image, f.mul(f.mul(f.add(f.mul(c.iv, len(phases)), number), self.plane), ROW_BYTES), I8)
-                column = self.across.first(f, across, c0)
-                with f.loop(0, f.add(rows, self.down.reach)) as j:
-                    y = self.down.first(f, down, f.add(r0, j.iv))
+                before = f.mul(f.add(f.mul(c.iv, len(phases)), number), self.plane)
+                plane = f.gep(self._laid(image), f.mul(before, ROW_BYTES), I8)
+                column = self.across.first(f, across, b.column)
+                with f.loop(0, f.add(b.rows, self.down.reach)) as j:
+                    y = self.down.first(f, down, f.add(b.row, j.iv))
                     inside = f.and_(f.cmp("ge", y, 0), f.cmp("lt", y, geo.ih))
                     row = f.gep(x, f.mul(y, geo.sxh), p.stored)
                     to = f.gep(plane, f.mul(f.mul(j.iv, self.width), ROW_BYTES), I8)
-                    count, limit = f.add(columns, self.across.reach), f.select(inside, geo.iw, 0)
+                    count, limit = f.add(b.columns, self.across.reach), f.select(inside, geo.iw, 0)
                     f.call(self.lay, [row, channels, geo.sxc, column, count, limit, to, *(self.bounds or ())])
 
     def _list_outputs(self, rows: V, columns: V) -> None:
@@ -170,28 +200,26 @@ class TilesKernel:
             to = f.gep(self.outputs, f.add(f.mul(r.iv, columns), c.iv), I32)
             f.store(f.add(steps, f.splat(f.cast(f.mul(position, SUMS_ROW_BYTES), I32), lanes)), to)
 
-    def _panel(self, image: V, group: V, panel: V, more: V, r0: V, rows: V, c0: V, columns: V) -> None:
+    def _panel(self, b: _Block, panel: V, more: V) -> None:
         """A weight panel by all positions of the block, some at a time. If `more` panels follow, the next is fetched meanwhile."""
         f, p = self.f, self.p
-        index = f.add(f.mul(group, p.channel_panels), panel)
-        nbytes = self.form.layout.depth * SUMS_ROW_BYTES
+        index, nbytes = f.add(f.mul(b.group, p.channel_panels), panel), self.form.layout.depth * SUMS_ROW_BYTES
         w = f.gep(f.gep(self.geo.w, self.form.offset, I8), f.mul(index, nbytes), I8)
         ahead = f.gep(w, nbytes, I8)
         if self.form.splits_steps:
             w = self._whole_steps(w)
-        positions = f.add(f.mul(f.sub(rows, 1), self.width), columns)
-        calls, none = f.ceildivu(positions, PANEL_ROWS), f.int_to_ptr(f.i64(0))
-        steps, lines = self.form.steps, STEP_BYTES // LINE_BYTES
-        share = f.ceildivu(f.i64(lines), calls)  # of a step's lines of the next panel, for each call
-        with f.loop(0, positions, _TOGETHER) as some:
+        positions = f.add(f.mul(f.sub(b.rows, 1), self.width), b.columns)
+        calls, none, lines = f.ceildivu(positions, PANEL_ROWS), f.int_to_ptr(f.i64(0)), STEP_BYTES // LINE_BYTES
+        share = f.ceildivu(f.i64(lines), f.mul(calls, b.images))  # of a step's lines of the next panel, for each call
+        with f.loop(0, b.images) as image, f.loop(0, positions, _TOGETHER) as some:
             last = f.min(f.add(some.iv, _TOGETHER), positions)
             with f.loop(some.iv, last, PANEL_ROWS) as q:
                 to = f.gep(self.sums, f.mul(f.sub(q.iv, some.iv), SUMS_ROW_BYTES), I8)
-                left = f.gep(self.image, f.mul(q.iv, ROW_BYTES), I8)
-                before = f.mul(f.divu(q.iv, PANEL_ROWS), share)
+                left = f.gep(self._laid(image.iv), f.mul(q.iv, ROW_BYTES), I8)
+                before = f.mul(f.add(f.mul(image.iv, calls), f.divu(q.iv, PANEL_ROWS)), share)
                 needed = f.select(f.and_(more, f.cmp("lt", before, lines)), share, 0)
-                fetch = [f.gep(ahead, f.mul(before, steps * LINE_BYTES), I8), needed, f.i64(LINE_BYTES)]
-                rows_of = [left, f.i64(ROW_BYTES), self.list, f.i64(TILE_BYTES), w, f.i64(steps)]
+                fetch = [f.gep(ahead, f.mul(before, self.form.steps * LINE_BYTES), I8), needed, f.i64(LINE_BYTES)]
+                rows_of = [left, f.i64(ROW_BYTES), self.list, f.i64(TILE_BYTES), w, f.i64(self.form.steps)]
                 args = [*rows_of, none, f.i64(0), none, f.i64(0), to, f.i64(0), to, f.i64(SUMS_ROW_BYTES), *fetch]
                 single = f.cmp("le", f.sub(last, q.iv), TILE_ROWS)
 
@@ -200,8 +228,7 @@ class TilesKernel:
                     return []
 
                 f.if_else(single, lambda: multiply(self.micro[0]), lambda: multiply(self.micro[1]), [])
-            place = [image, f.add(f.mul(group, p.group_out), f.mul(panel, PANEL_COLUMNS)), r0, c0]
-            self._finish(place, f.min(f.sub(p.group_out, f.mul(panel, PANEL_COLUMNS)), PANEL_COLUMNS), rows, columns, some.iv, last)
+            self._finish(b, f.add(b.image, image.iv), panel, some.iv, last)
 
     def _whole_steps(self, w: V) -> V:
         """A panel of weights, zeros behind the last unit of each point."""
@@ -223,10 +250,11 @@ class TilesKernel:
                     f.store(f.const(0, vec(I32, lanes)), f.gep(to, at.iv, I8))
         return self.weights
 
-    def _finish(self, place: list[V], channels: V, rows: V, columns: V, first: V, last: V) -> None:
+    def _finish(self, b: _Block, image: V, panel: V, first: V, last: V) -> None:
         """Hands sums of the positions [first, last) that are outputs to the epilogue, as rows of channels."""
-        f, geo = self.f, self.geo
-        image, m0, r0, c0 = place
+        f, p, geo, columns = self.f, self.p, self.geo, b.columns
+        m0 = f.add(f.mul(b.group, p.group_out), f.mul(panel, PANEL_COLUMNS))
+        channels = f.min(f.sub(p.group_out, f.mul(panel, PANEL_COLUMNS)), PANEL_COLUMNS)
 
         def outputs(position: V) -> V:
             """Of the positions before."""
@@ -239,13 +267,13 @@ class TilesKernel:
         # Rows of outputs follow each other where the block has all of their columns.
         whole = f.cmp("eq", columns, geo.ow)
         begin, end = f.divu(v0, columns), f.ceildivu(v1, columns)
-        segments = f.select(whole, f.select(f.cmp("gt", v1, v0), f.i64(1), 0), f.sub(end, begin))
+        segments = f.select(f.cmp("gt", v1, v0), f.select(whole, f.i64(1), f.sub(end, begin)), 0)
         with f.loop(0, segments) as s:
             row = f.mul(f.add(begin, s.iv), columns)
             lo = f.select(whole, v0, f.max(row, v0))
             hi = f.select(whole, v1, f.min(f.add(row, columns), v1))
             r = f.divu(lo, columns)
-            n0 = f.add(f.mul(f.add(r0, r), geo.ow), f.add(c0, f.sub(lo, f.mul(r, columns))))
+            n0 = f.add(f.mul(f.add(b.row, r), geo.ow), f.add(b.column, f.sub(lo, f.mul(r, columns))))
             tile = f.gep(self.rows, f.sub(lo, v0), F32)
             f.call_ptr(geo.epilogue, [geo.eargs, tile, f.i64(_ROW), image, m0, n0, channels, f.sub(hi, lo)])
 

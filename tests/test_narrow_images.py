@@ -84,16 +84,28 @@ def test_results_are_sums_rounded_once(form: tuple[int, ...], dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_transposed(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "form",
+    [(20, 18, 4, 1, 1, 1, 1), (20, 18, 4, 2, 1, 1, 1), (64, 40, 2, 2, 0, 1, 1), (6, 8, 3, 3, 1, 2, 2), (12, 12, 3, 2, 1, 1, 12)],
+    ids=str,
+)
+def test_transposed(form: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    for stride in (1, 2):
-        model = Layer(20, 18, 4, stride, 1, 1, 1, True).to(dtype).eval()
-        ours = compiled(model, 20, dtype)
-        for b, h, w in SIZES:
-            x = torch.randn(b, 20, h, w).to(dtype)
-            want, got = wide(model, x), ours(x)
-            assert got.shape == want.shape
-            assert b == 0 or ((got.double() - want).abs() - EPS[dtype] * 1.01 * want.abs()).max() <= EPS[dtype] / 50
+    model = Layer(*form, transposed=True).to(dtype).eval()
+    ours = compiled(model, form[0], dtype)
+    for b, h, w in SIZES:
+        x = torch.randn(b, form[0], h, w).to(dtype)
+        want, got = wide(model, x), ours(x)
+        assert got.shape == want.shape
+        assert b == 0 or ((got.double() - want).abs() - EPS[dtype] * 1.01 * want.abs()).max() <= EPS[dtype] / 50
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_transposed_weights_stay_as_narrow_as_they_are(dtype: torch.dtype) -> None:
+    model = Layer(64, 64, 4, 2, 1, 1, 1, transposed=True).to(dtype).eval()
+    ours = compiled(model, 64, dtype)
+    weight = model.conv.weight
+    assert weight.nbytes <= ours.native.constants_bytes < 1.1 * weight.nbytes
 
 
 @pytest.mark.parametrize("form", [(17, 40, 1, 1, 0, 1, 1), (3, 20, 3, 2, 1, 1, 1), (31, 31, 3, 1, 1, 1, 31)], ids=str)

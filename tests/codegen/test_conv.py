@@ -286,7 +286,7 @@ def test_targets_share_packed_weights() -> None:
     for conv in [*CONVS, *TRANSPOSED]:
         a, b = replace(conv, spec=narrow), replace(conv, spec=broad)
         _, weight = operands(conv, SIZES[len(conv.kernel)][0])
-        assert a.layout == b.layout
+        assert a.layouts == b.layouts
         assert (a.pack_weight(weight) == b.pack_weight(weight)).all()
     dense = CONVS[0]
     assert replace(dense, spec=narrow.alone).layout != replace(dense, spec=broad).layout

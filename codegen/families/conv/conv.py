@@ -84,7 +84,7 @@ class Conv:
         """Whether pairs of channels are multiplied by the target's dot product of bf16: image and weights are numbers of it.
         Targets with matrix registers, whose dot products aren't faster than multiply-adds of f32, do so in place of them."""
         pairs = self.image == self.code == BF16 and self.spec.bf16_dot is not None and not self.depthwise
-        return pairs and (self.spec.target.tiles is None or (self.tiles and not is_few(self.in_channels // self.groups)))
+        return pairs and (self.spec.target.tiles is None or (self.tiles and not self.few))
 
     @property
     def tiles(self) -> bool:
@@ -92,7 +92,12 @@ class Conv:
         target = self.spec.target
         has = target.tiles is not None and BF16 in target.tiles.products and self.spec.bf16_dot is not None
         narrow = self.image == self.code == BF16 and not self.depthwise
-        return has and narrow and has_form(self.kernel, self.stride, self.dilation, self.in_channels // self.groups)
+        return has and narrow and has_form(self._layout(1), 2, self.stride, self.dilation)
+
+    @property
+    def few(self) -> bool:
+        """Whether tiles take the columns of windows for channels, and have weights of their own."""
+        return self.tiles and is_few(self.in_channels // self.groups, 2)
 
     @property
     def depthwise(self) -> bool:
@@ -129,6 +134,7 @@ class Conv:
             image=self.image,
             pairs=self.pairs,
             tiles=self.tiles,
+            few=self.few,
         )
 
     def emit_kernels(self, module: KernelModule) -> None:
@@ -157,10 +163,12 @@ class Conv:
     @property
     def layout(self) -> WeightLayout:
         """How the packed weights lie."""
+        return self._layout(2 if self.pairs else 1, STEP_UNITS if self.tiles and not self.few else 1)
+
+    def _layout(self, step: int, multiple: int = 1) -> WeightLayout:
         group_in, group_out = self.in_channels // self.groups, self.out_channels // self.groups
         panel = 0 if self.depthwise else self.spec.panel(self.elem)
-        form = (panel, 2 if self.pairs else 1, STEP_UNITS if self.pairs and self.tiles else 1)
-        return WeightLayout(self.groups, group_in, group_out, self.kernel, *form)
+        return WeightLayout(self.groups, group_in, group_out, self.kernel, panel, step, multiple)
 
     def pack_weight(self, weight: Array) -> Array:
         """Weights [out_channels, in_channels/groups, *kernel] in the kernels' layout; dtype stays."""
@@ -168,22 +176,19 @@ class Conv:
 
     def pack_codes(self, weight: torch.Tensor) -> Array:
         """Codes [out_channels, in_channels/groups, *kernel] in the kernels' layouts, as bytes or integers of 16 bits."""
-        return with_few(self.layout, self.code, weight) if self._twice else pack_codes(self.code, self.layout, weight)
+        return with_few(self.layout, self.code, weight) if self.few else pack_codes(self.code, self.layout, weight)
 
     @property
     def layouts(self) -> tuple[WeightLayout, ...]:
         """How codes lie: twice where tiles want few channels otherwise than other kernels do."""
-        return (self.layout, layout_of_few(self.layout)) if self._twice else (self.layout,)
-
-    @property
-    def _twice(self) -> bool:
-        return self.tiles and is_few(self.in_channels // self.groups)
+        return (self.layout, layout_of_few(self.layout, 2)) if self.few else (self.layout,)
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes of the packed weights; the workspace that `emit_pack` fills if weights are run-time values."""
-        if self._twice:
-            return offset_of_few(self.layout, self.code) + coded_bytes(self.code, layout_of_few(self.layout))
+        if self.few:
+            of_others, of_tiles = (coded_bytes(self.code, layout) for layout in self.layouts)
+            return offset_of_few(of_others) + of_tiles
         return coded_bytes(self.code, self.layout) if self.code else prod(self.layout.shape) * BITS[self.elem] // 8
 
     def emit_pack_kernel(self, module: KernelModule, view: WeightView | None = None) -> str:

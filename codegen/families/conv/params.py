@@ -64,7 +64,8 @@ class ConvParams(Tiled):
     gated: bool = False  # pointwise: a number for each image and channel, by which the input is multiplied as it is packed
     image: str = ""  # the type of the image in memory, where it isn't `elem`: bf16 or f16
     pairs: bool = False  # image and `code` are bf16, two channels are multiplied and added by a dot product
-    tiles: bool = False  # image and `code` are bf16, which the target's matrix registers may multiply
+    tiles: bool = False  # the target's matrix registers may multiply image and weights
+    few: bool = False  # of few channels then, whose weights they want otherwise than other kernels do
 
     @property
     def nr(self) -> int:
@@ -83,7 +84,7 @@ class ConvParams(Tiled):
     def layout(self) -> WeightLayout:
         """How weights lie that kernels read."""
         depthwise = self.group_in == 1 and not self.heads
-        form = (0 if depthwise else self.panel, self.step, STEP_UNITS if self.pairs and self.tiles else 1)
+        form = (0 if depthwise else self.panel, self.step, STEP_UNITS if self.tiles and not self.few else 1)
         return WeightLayout(self.groups, self.group_in, self.group_out, self.kernel, *form)
 
     @property

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
 from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.conv.conv import Conv
-from dhlo.codegen.families.conv.layout import Array, WeightLayout
+from dhlo.codegen.families.conv.layout import Array
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.quantised_kernels import BLOCK, ByteConvKernel, emit_units, unit_channels
+from dhlo.codegen.families.conv.tiles import ConvTiles
+from dhlo.codegen.families.conv.tiles_form import columns_as_channels, has_form, is_few, layout_of_few
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import I8, I32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -37,16 +40,26 @@ class _UnitConv(Conv):
         return replace(super().params(module), heads=1, fill=self.fill)
 
     @property
-    def layout(self) -> WeightLayout:
-        return WeightLayout(
-            self.groups, self.in_channels // self.groups, self.out_channels // self.groups, self.kernel, self.spec.panel(I32)
-        )
+    def tiles(self) -> bool:
+        target = self.spec.target
+        has = target.tiles is not None and self.spec.left in target.tiles.products and self.spec.dot(I8) is not None
+        return has and has_form(self._layout(1), 1, self.stride, self.dilation)
+
+    @property
+    def few(self) -> bool:
+        return self.tiles and is_few(self.in_channels // self.groups, 1)
+
+    @property
+    def workspace_bytes(self) -> int:
+        return 4 * prod(self.layout.shape)
 
     def emit_kernels(self, module: KernelModule) -> None:
         p = self.params(module)
         for form, swapped in (("normal", False), ("swapped", True)):
             if f"{self.name}_{form}" not in module.functions:
                 ByteConvKernel(p, swapped).emit()
+        if tiles := ConvTiles.of(p):
+            tiles.emit_kernel(module)
 
 
 @dataclass(frozen=True)
@@ -104,15 +117,17 @@ class ByteConv:
         """Of the packed weights."""
         conv = self.conv
         panels, depth, panel = conv.layout.shape if not self.depthwise else (*conv.layout.shape, 1)
-        return 4 * panels * (depth + (0 if self.depthwise else 1)) * panel
+        own = 4 * panels * (depth + (0 if self.depthwise else 1)) * panel
+        return own + 4 * prod(layout_of_few(conv.layout, 1).shape) if conv.few else own
 
     @property
     def key(self) -> tuple[object, ...]:
         """What the packed weights depend on besides the weights."""
-        return (self.conv.layout, self.unit, None if self.depthwise else self._zero)
+        return (self.conv.layout, self.conv.few, self.unit, None if self.depthwise else self._zero)
 
     def pack_weight(self, weight: Array) -> Array:
-        """i8 weights [out_channels, in_channels / groups, *kernel] as the kernels read them, i32."""
+        """i8 weights [out_channels, in_channels / groups, *kernel] as the kernels read them, i32; of few channels twice, for tiles
+        behind those of other kernels."""
         layout = self.conv.layout
         if self.depthwise:
             return layout.pack(weight.astype(np.int32))
@@ -125,7 +140,10 @@ class ByteConv:
         sums = -self._zero * weight.reshape(self.groups, -1, group_in * int(np.prod(kernel))).sum(-1, dtype=np.int64)
         heads = np.zeros((self.groups, layout.panels * layout.panel), np.int64)
         heads[:, : sums.shape[1]] = sums
-        return np.concatenate([heads.astype(np.int32).reshape(panels.shape[0], 1, layout.panel), panels], 1)
+        own = np.concatenate([heads.astype(np.int32).reshape(panels.shape[0], 1, layout.panel), panels], 1)
+        if not self.conv.few:
+            return own
+        return np.concatenate([own.ravel(), layout_of_few(layout, 1).pack(columns_as_channels(units)).ravel()])
 
     def emit_kernels(self, module: KernelModule) -> None:
         """Adds the kernels to the module, once."""

@@ -12,17 +12,14 @@ import torch
 
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.params import ConvParams
-from dhlo.codegen.families.conv.quantised_weights import coded_bytes, pack_codes
+from dhlo.codegen.families.conv.quantised_weights import bits_of, coded_bytes, pack_codes
+from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.families.gemm.tiles_microkernel import ROW_BYTES, STEP_UNITS
-from dhlo.codegen.kernel_ir.builder import Fn, V
+from dhlo.codegen.kernel_ir.builder import I8, I32, Fn, V
 
-__all__ = ["STEP_CHANNELS", "Phases", "TileForm", "has_form", "is_few", "layout_of_few", "offset_of_few", "with_few"]
+__all__ = ["Phases", "TileForm", "columns_as_channels", "has_form", "is_few", "layout_of_few", "offset_of_few", "with_few"]
 
-STEP_CHANNELS: Final = 2 * STEP_UNITS
-"""Channels of a step of the reduction."""
-# Of a step's channels a group has at least half, or else their columns are brought together; windows reach so many outputs beyond a
-# block's, at most.
-_LEAST_CHANNELS: Final = STEP_CHANNELS // 2
+# Windows reach so many outputs beyond a block's, at most.
 _MOST_REACH: Final = 32
 
 
@@ -55,42 +52,47 @@ class Phases:
         return f.add(f.mul(output, self.stride), phase - self.before)
 
 
-def has_form(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], group_in: int) -> bool:
-    """Whether windows of one or two dims, of so many channels, are multiplied in tiles."""
+def has_form(layout: WeightLayout, step: int, stride: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Whether windows of one or two dims are multiplied in tiles, of channels of which a unit holds `step`."""
+    kernel = layout.kernel
     near = all(Phases(k, s, 0, d).reach <= _MOST_REACH for k, s, d in zip(kernel, stride, dilation, strict=True))
-    fits = not is_few(group_in) or _LEAST_CHANNELS // 2 <= group_in * kernel[-1] <= STEP_CHANNELS
-    return len(kernel) <= 2 and near and fits
+    most, columns = STEP_UNITS * step, layout.group_in * kernel[-1]
+    return len(kernel) <= 2 and near and (not is_few(layout.group_in, step) or most // 4 <= columns <= most)
 
 
-def is_few(group_in: int) -> bool:
-    """Whether the columns of windows of so many channels become channels."""
-    return group_in < _LEAST_CHANNELS
+def is_few(group_in: int, step: int) -> bool:
+    """Whether the columns of windows of so many channels become channels, as these fill less than half a step."""
+    return 2 * group_in < STEP_UNITS * step
 
 
-def layout_of_few(layout: WeightLayout) -> WeightLayout:
+def layout_of_few(layout: WeightLayout, step: int) -> WeightLayout:
     """How weights of few channels lie for tiles, [columns][channels] as channels."""
     channels, kernel = layout.kernel[-1] * layout.group_in, (*layout.kernel[:-1], 1)
-    return WeightLayout(layout.groups, channels, layout.group_out, kernel, layout.panel, 2, STEP_UNITS)
+    return WeightLayout(layout.groups, channels, layout.group_out, kernel, layout.panel, step, STEP_UNITS)
+
+
+def columns_as_channels(weight: Array) -> Array:
+    """Weights [out_channels, in_channels / groups, *kernel] with the columns of windows as channels."""
+    return np.moveaxis(weight, -1, 1).reshape(weight.shape[0], -1, *weight.shape[2:-1], 1)
 
 
 def with_few(layout: WeightLayout, code: str, weight: torch.Tensor) -> Array:
-    """Weights of few channels in the layout of other kernels and, behind it, in that of tiles."""
+    """Codes of few channels in the layout of other kernels and, behind it, in pairs in that of tiles."""
     own = pack_codes(code, layout, weight).ravel()
-    columns = weight.movedim(-1, 1)
-    rows = columns.reshape(weight.shape[0], -1, *weight.shape[2:-1], 1)
-    room = np.zeros(offset_of_few(layout, code) // own.itemsize - own.size, own.dtype)
-    return np.concatenate([own, room, pack_codes(code, layout_of_few(layout), rows).ravel()])
+    room = np.zeros(offset_of_few(coded_bytes(code, layout)) // own.itemsize - own.size, own.dtype)
+    return np.concatenate([own, room, layout_of_few(layout, 2).pack(columns_as_channels(bits_of(code, weight))).ravel()])
 
 
-def offset_of_few(layout: WeightLayout, code: str) -> int:
-    """Bytes from the first to the second, whose rows are whole lines."""
-    return -(-coded_bytes(code, layout) // ROW_BYTES) * ROW_BYTES
+def offset_of_few(nbytes: int) -> int:
+    """Where the second begins behind so many bytes, as its rows are whole lines."""
+    return -(-nbytes // ROW_BYTES) * ROW_BYTES
 
 
 @dataclass(frozen=True)
 class TileForm:
-    """A convolution as its kernel in tiles has it. Columns of windows may be channels, [columns][channels]; weights lie `offset`
-    bytes behind those of other kernels."""
+    """A convolution as its kernel in tiles has it: of pairs of bf16, for each of which the image has two rows, or of four bytes,
+    which are an i32 of a row already. Columns of windows may be channels, [columns][channels]; weights lie `offset` bytes behind
+    those of other kernels."""
 
     p: ConvParams
     layout: WeightLayout
@@ -99,9 +101,21 @@ class TileForm:
     @staticmethod
     def of(p: ConvParams) -> TileForm:
         """Of parameters that have it."""
-        few = is_few(p.group_in)
-        layout = layout_of_few(p.layout) if few else p.layout
-        return TileForm(p, layout, offset_of_few(p.layout, p.code) if few else 0)
+        step = 1 if p.elem == I32 else 2
+        if not is_few(p.group_in, step):
+            return TileForm(p, p.layout, 0)
+        nbytes = coded_bytes(p.code, p.layout) if p.code else p.groups * p.channel_panels * p.panel_elements * p.bytes
+        return TileForm(p, layout_of_few(p.layout, step), offset_of_few(nbytes))
+
+    @property
+    def elem(self) -> str:
+        """What tiles multiply."""
+        return I8 if self.p.elem == I32 else BF16
+
+    @property
+    def step_channels(self) -> int:
+        """Rows of the image in a step of the reduction."""
+        return STEP_UNITS * self.layout.step
 
     @property
     def columns(self) -> int:
@@ -127,7 +141,7 @@ class TileForm:
     @property
     def step_groups(self) -> int:
         """Steps of the reduction at a point of the window."""
-        return -(-self.layout.group_in // STEP_CHANNELS)
+        return -(-self.layout.group_in // self.step_channels)
 
     @property
     def steps(self) -> int:
@@ -136,7 +150,7 @@ class TileForm:
 
     @property
     def phases(self) -> int:
-        """Planes of each 32 channels."""
+        """Planes of the channels of a step."""
         return len(self.down.all) * len(self.across.all)
 
     @property

@@ -1,17 +1,18 @@
-"""Images for convolutions in the target's matrix registers: 32 channels of a position lie side by side, a row of a tile.
+"""Images for convolutions in the target's matrix registers: the channels of a step lie side by side, 64 bytes of a position, a row
+of a tile.
 
-A block of an image is kept by phases of the stride, so that neighbours among the outputs read neighbours of it: of each 32
-channels, phase of a row and phase of a column, [rows][columns][32], zeros outside of the image and behind the last channel. A
-window's point is a distance from there, and 16 positions from one on are a tile as they lie. Where channels are few, a position has
-those of all columns of its window.
+A block of an image is kept by phases of the stride, so that neighbours among the outputs read neighbours of it: of each step's
+channels, phase of a row and phase of a column, [rows][columns][64 bytes], filled up outside of the image and behind the last
+channel. A window's point is a distance from there, and 16 positions from one on are a tile as they lie. Where channels are few, a
+position has those of all columns of its window.
 """
 
 from __future__ import annotations
 
 import hashlib
 
-from dhlo.codegen.families.conv.image import Bounds, load_pairs
-from dhlo.codegen.families.conv.tiles_form import STEP_CHANNELS, TileForm
+from dhlo.codegen.families.conv.image import Bounds, load_elements, load_pairs
+from dhlo.codegen.families.conv.tiles_form import TileForm
 from dhlo.codegen.families.gemm.tiles_microkernel import ROW_BYTES, STEP_UNITS
 from dhlo.codegen.kernel_ir.builder import I8, I32, I64, PTR, Fn, V, vec
 from dhlo.codegen.kernel_ir.transpose import transpose_block
@@ -22,15 +23,15 @@ __all__ = ["emit_lay_row"]
 def emit_lay_row(form: TileForm) -> str:
     """Emits `lay_row(x, channels, plane, column, count, limit, to, begin, end)` once and returns its symbol.
 
-    Writes `count` positions of 64 bytes at `to`, and up to a vector's lanes more that are undefined, from the row at `x` of 1 to 32
-    channels, `plane` elements apart, every stride-th from `column` on; zeros where that is not in [0, limit). The image's memory is
-    from `begin` to `end`.
+    Writes `count` positions of 64 bytes at `to`, and up to a vector's lanes more that are undefined, from the row at `x` of as many
+    channels as a step has or fewer, `plane` elements apart, every stride-th from `column` on; what fills up where that is not in
+    [0, limit). The image's memory is from `begin` to `end`.
     """
     p = form.p
     step, lanes = p.stride[2], p.spec.lanes(I32)
     few = (p.group_in, form.columns, p.dilation[2]) if form.columns > 1 else ()
-    key = hashlib.sha256(repr((step, p.spec, p.image, form.layout.group_in % STEP_CHANNELS, *few)).encode()).hexdigest()[:8]
-    name = f"conv_lay_row_{p.image}_{step}_{key}"
+    key = repr((step, p.spec, p.fill, form.layout.group_in % form.step_channels, *few))
+    name = f"conv_lay_row_{p.stored}_{step}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     if name in p.module.functions:
         return name
     numbers = [(n, I64) for n in ("plane", "column", "count", "limit")]
@@ -48,20 +49,20 @@ def emit_lay_row(form: TileForm) -> str:
                     f.store(line, f.gep(f.gep(to, f.mul(f.add(at.iv, i), ROW_BYTES), I8), half, I32))
         return []
 
-    def zeros() -> list[V]:
+    def outside() -> list[V]:
         nbytes = lanes * 4
         with f.loop(0, f.mul(count, ROW_BYTES), nbytes) as at:
-            f.store(f.const(0, vec(I32, lanes)), f.gep(to, at.iv, I8))
+            f.store(f.const(p.fill, vec(I32, lanes)), f.gep(to, at.iv, I8))
         return []
 
     def inside() -> list[V]:
-        if form.layout.group_in % STEP_CHANNELS == 0:
+        if form.layout.group_in % form.step_channels == 0:
             return positions(None)
         if form.step_groups == 1:
             return positions(f.i64(form.layout.group_in))
-        return f.if_else(f.cmp("ge", channels, STEP_CHANNELS), lambda: positions(None), lambda: positions(channels), [])
+        return f.if_else(f.cmp("ge", channels, form.step_channels), lambda: positions(None), lambda: positions(channels), [])
 
-    f.if_else(f.cmp("le", limit, 0), zeros, inside, [])
+    f.if_else(f.cmp("le", limit, 0), outside, inside, [])
     f.done()
     return name
 
@@ -76,19 +77,24 @@ class _Row:
         self.distances = [i * (1 if self.step == 2 else self.step) for i in range(span)]
 
     def unit(self, first: V, unit: int, channels: V | None) -> V:
-        """Two channels side by side of every stride-th column from `first` on, zeros for channels that there are not; all are where
-        `channels` is None."""
-        f, sides = self.f, []
-        for channel in (2 * unit, 2 * unit + 1):
-            column, number = divmod(channel, self.p.group_in) if self.form.columns > 1 else (0, channel)
-            start = f.add(first, column * self.p.dilation[2])
-            at = f.gep(f.gep(self.x, start, self.p.stored), f.mul(self.plane, number), self.p.stored)
-            mask = self._inside(start)
-            if channels is not None:
-                mask = f.and_(mask, f.splat(f.cmp("lt", f.i64(channel), channels), mask.lanes))
-            sides.append((at, mask))
-        (at, mask), (other, other_mask) = sides
+        """A unit, two channels side by side or one, of every stride-th column from `first` on, what fills up for channels that
+        there are not; all are where `channels` is None."""
+        f, p, step = self.f, self.p, self.form.layout.step
+        (at, mask), *others = (self._channel(first, step * unit + i, channels) for i in range(step))
+        if not others:
+            return load_elements(f, p, at, self.lanes, step=self.step, mask=mask, fill=p.fill)
+        ((other, other_mask),) = others
         return load_pairs(f, at, other, self.lanes, step=self.step, mask=mask, other_mask=other_mask, bounds=self.bounds)
+
+    def _channel(self, first: V, channel: int, channels: V | None) -> tuple[V, V]:
+        """Where a channel's columns lie, and which there are."""
+        f, p = self.f, self.p
+        column, number = divmod(channel, p.group_in) if self.form.columns > 1 else (0, channel)
+        start = f.add(first, column * p.dilation[2])
+        mask = self._inside(start)
+        if channels is not None:
+            mask = f.and_(mask, f.splat(f.cmp("lt", f.i64(channel), channels), mask.lanes))
+        return f.gep(f.gep(self.x, start, p.stored), f.mul(self.plane, number), p.stored), mask
 
     def _inside(self, start: V) -> V:
         """Which of the columns from `start` on are."""

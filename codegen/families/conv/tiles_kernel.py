@@ -1,30 +1,29 @@
 """The kernel of convolutions in the target's matrix registers: tiles of 16 positions by 16 output channels, summed over the points
-of windows and 32 channels a step.
+of windows and 32 channels of bf16 or 64 of bytes a step.
 
-A block of output rows and columns lies as `tiles_image` has it, a position's 32 channels a row of the left tile; weights lie as
-those of dot products do, pairs of channels by 32 output channels, a step of which is two right tiles. Positions are numbered along
+A block of output rows and columns lies as `tiles_image` has it, a position's channels a row of the left tile; weights lie as those
+of dot products do, units of channels by 32 output channels, a step of which is two right tiles. Positions are numbered along
 the block's rows as these lie, which are longer than those of outputs by the window's reach: sums in between belong to no output,
 and are left out as sums are transposed for the epilogue.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from dhlo.codegen.families.conv.image import Bounds
 from dhlo.codegen.families.conv.pack import KERNEL_TYPES, load_geometry
 from dhlo.codegen.families.conv.params import ConvParams
-from dhlo.codegen.families.conv.tiles_form import STEP_CHANNELS, TileForm
+from dhlo.codegen.families.conv.tiles_form import TileForm
 from dhlo.codegen.families.conv.tiles_image import emit_lay_row
-from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.families.gemm.tiles_microkernel import (
     PANEL_COLUMNS,
     PANEL_ROWS,
     ROW_BYTES,
     STEP_BYTES,
     STEP_UNITS,
+    SUMS_BYTES,
     SUMS_ROW_BYTES,
     TILE_BYTES,
     TILE_ROWS,
@@ -54,14 +53,15 @@ def tiles_kernel_name(p: ConvParams) -> str:
 
 
 class _Scratch:
-    """Offsets in bytes of a worker's scratch: the configuration, where steps lie, sums, rows for the epilogue, a panel of weights
-    whose steps are whole, where outputs lie among positions, the image."""
+    """Offsets in bytes of a worker's scratch: the configuration, where steps lie, sums, rows for the epilogue, what sums begin
+    with, a panel of weights whose steps are whole, where outputs lie among positions, the image."""
 
     def __init__(self, form: TileForm) -> None:
         self.list = ROW_BYTES
         self.sums = self.list + -(-form.steps * 8 // ROW_BYTES) * ROW_BYTES
         self.rows = self.sums + _TOGETHER * SUMS_ROW_BYTES
-        self.weights = self.rows + PANEL_COLUMNS * _ROW * 4
+        self.heads = self.rows + PANEL_COLUMNS * _ROW * 4
+        self.weights = self.heads + (SUMS_BYTES if form.p.heads else 0)
         self.outputs = self.weights + (form.steps * STEP_BYTES if form.splits_steps else 0)
 
 
@@ -94,19 +94,20 @@ class TilesKernel:
         self.lay = emit_lay_row(form)
         # Points of a window share most positions; a shallow panel of weights meets all positions.
         rows_first = form.points > 1 or form.steps > _SHALLOW_STEPS
-        self.micro = [emit_tiles_microkernel(p.module, BF16, p.spec, high, rows_first, listed=True) for high in (1, 2)]
+        spec = replace(p.spec, unsigned=form.elem == I8 and p.spec.left == "ui8")
+        self.micro = [emit_tiles_microkernel(p.module, form.elem, spec, high, rows_first, listed=True) for high in (1, 2)]
         self.turn = _emit_turn(p)
         self.f = f = kernel_fn(p.module, tiles_kernel_name(p))
         _, self.begin, self.end, _, self.scratch = f.args
         self.geo = load_geometry(f, f.args[0])
         self.image_blocks, self.row_blocks, self.column_blocks = self.geo.flat, self.geo.panels, self.geo.blocks
         begin, end, self.batch = load_args(f, [*KERNEL_TYPES, PTR, PTR, I64])[len(KERNEL_TYPES) :]
-        self.bounds: Bounds = (begin, end)
+        self.bounds = (begin, end)
         rows, columns = f.ceildivu(self.geo.oh, self.row_blocks), f.ceildivu(self.geo.ow, self.column_blocks)
         self.plane, self.width = form.plane(f, rows, columns), f.add(columns, self.across.reach)
         at = _Scratch(form)
-        self.config, self.list, self.sums, self.rows, self.weights, self.outputs = (
-            f.gep(self.scratch, offset, I8) for offset in (0, at.list, at.sums, at.rows, at.weights, at.outputs)
+        self.config, self.list, self.sums, self.rows, self.heads, self.weights, self.outputs = (
+            f.gep(self.scratch, offset, I8) for offset in (0, at.list, at.sums, at.rows, at.heads, at.weights, at.outputs)
         )
         taken = f.mul(f.ceildivu(f.mul(f.add(f.mul(rows, columns), TILE_ROWS), 4), ROW_BYTES), ROW_BYTES)
         self.image = f.gep(self.outputs, taken, I8)
@@ -163,7 +164,7 @@ class TilesKernel:
     @property
     def _block_steps(self) -> int:
         """Steps at a point, of a block of channels."""
-        return -(-min(self.form.layout.block_channels, self.form.layout.group_in) // STEP_CHANNELS)
+        return -(-min(self.form.layout.block_channels, self.form.layout.group_in) // self.form.step_channels)
 
     def _laid(self, image: V) -> V:
         """Where one of the block's images lies."""
@@ -175,8 +176,8 @@ class TilesKernel:
         f, p, geo = self.f, self.p, self.geo
         phases = list(product(self.down.all, self.across.all))
         with f.loop(0, self.form.step_groups) as c:
-            before = f.mul(c.iv, STEP_CHANNELS)
-            channels = f.min(f.sub(self.form.layout.group_in, before), STEP_CHANNELS)
+            before = f.mul(c.iv, self.form.step_channels)
+            channels = f.min(f.sub(self.form.layout.group_in, before), self.form.step_channels)
             first = f.add(f.mul(b.group, p.group_in), before)
             x = f.gep(geo.x, f.add(f.mul(f.add(b.image, image), geo.sxb), f.mul(first, geo.sxc)), p.stored)
             for number, (down, across) in enumerate(phases):
@@ -189,7 +190,7 @@ class TilesKernel:
                     row = f.gep(x, f.mul(y, geo.sxh), p.stored)
                     to = f.gep(plane, f.mul(f.mul(j.iv, self.width), ROW_BYTES), I8)
                     count, limit = f.add(b.columns, self.across.reach), f.select(inside, geo.iw, 0)
-                    f.call(self.lay, [row, channels, geo.sxc, column, count, limit, to, *(self.bounds or ())])
+                    f.call(self.lay, [row, channels, geo.sxc, column, count, limit, to, *self.bounds])
 
     def _list_outputs(self, rows: V, columns: V) -> None:
         """Where sums of each output lie among those of positions, in bytes."""
@@ -203,11 +204,7 @@ class TilesKernel:
     def _panel(self, b: _Block, panel: V, more: V) -> None:
         """A weight panel by all positions of the block, some at a time. If `more` panels follow, the next is fetched meanwhile."""
         f, p = self.f, self.p
-        index, nbytes = f.add(f.mul(b.group, p.channel_panels), panel), self.form.layout.depth * SUMS_ROW_BYTES
-        w = f.gep(f.gep(self.geo.w, self.form.offset, I8), f.mul(index, nbytes), I8)
-        ahead = f.gep(w, nbytes, I8)
-        if self.form.splits_steps:
-            w = self._whole_steps(w)
+        w, ahead = self._weights(f.add(f.mul(b.group, p.channel_panels), panel))
         positions = f.add(f.mul(f.sub(b.rows, 1), self.width), b.columns)
         calls, none, lines = f.ceildivu(positions, PANEL_ROWS), f.int_to_ptr(f.i64(0)), STEP_BYTES // LINE_BYTES
         share = f.ceildivu(f.i64(lines), f.mul(calls, b.images))  # of a step's lines of the next panel, for each call
@@ -220,7 +217,8 @@ class TilesKernel:
                 needed = f.select(f.and_(more, f.cmp("lt", before, lines)), share, 0)
                 fetch = [f.gep(ahead, f.mul(before, self.form.steps * LINE_BYTES), I8), needed, f.i64(LINE_BYTES)]
                 rows_of = [left, f.i64(ROW_BYTES), self.list, f.i64(TILE_BYTES), w, f.i64(self.form.steps)]
-                args = [*rows_of, none, f.i64(0), none, f.i64(0), to, f.i64(0), to, f.i64(SUMS_ROW_BYTES), *fetch]
+                begun = [self.heads if p.heads else to, f.i64(1 if p.heads else 0)]
+                args = [*rows_of, none, f.i64(0), none, f.i64(0), *begun, to, f.i64(SUMS_ROW_BYTES), *fetch]
                 single = f.cmp("le", f.sub(last, q.iv), TILE_ROWS)
 
                 def multiply(micro: str, args: list[V] = args) -> list[V]:
@@ -229,6 +227,25 @@ class TilesKernel:
 
                 f.if_else(single, lambda: multiply(self.micro[0]), lambda: multiply(self.micro[1]), [])
             self._finish(b, f.add(b.image, image.iv), panel, some.iv, last)
+
+    def _weights(self, panel: V) -> tuple[V, V]:
+        """Where a panel's weights lie, and those to fetch ahead. What its sums begin with, a row before the weights of other
+        kernels, is laid 32 times."""
+        f, p, form = self.f, self.p, self.form
+        own, few = (p.heads + p.depth) * SUMS_ROW_BYTES, form.layout.depth * SUMS_ROW_BYTES
+        at = f.gep(self.geo.w, f.mul(panel, own), I8)
+        if p.heads:
+            ty = vec(I32, p.lanes)
+            head = [f.load(f.gep(at, column, I32), ty) for column in range(0, PANEL_COLUMNS, p.lanes)]
+            with f.loop(0, PANEL_ROWS) as row:
+                for i, x in enumerate(head):
+                    f.store(x, f.gep(f.gep(self.heads, f.mul(row.iv, SUMS_ROW_BYTES), I8), i * p.lanes, I32))
+        if form.offset:
+            w = f.gep(f.gep(self.geo.w, form.offset, I8), f.mul(panel, few), I8)
+        else:
+            w = f.gep(at, p.heads * SUMS_ROW_BYTES, I8)
+        ahead = f.gep(w, few if form.offset else own, I8)
+        return (self._whole_steps(w) if form.splits_steps else w), ahead
 
     def _whole_steps(self, w: V) -> V:
         """A panel of weights, zeros behind the last unit of each point."""

@@ -1,9 +1,10 @@
-"""Convolutions of bf16 in matrix registers against PyTorch in float64, on an emulator of tiles where the CPU has none."""
+"""Convolutions of bf16 and bytes in matrix registers against PyTorch in float64, on an emulator of tiles where the CPU has none."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.quantised import ByteConv
 from dhlo.codegen.families.conv.tiles import ConvTiles
 from dhlo.codegen.families.conv.tiles_form import Phases
 from dhlo.codegen.families.conv.transposed import ConvTranspose
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, tile_spec
 from dhlo.codegen.families.gemm.tiles import TILES_PAY
-from dhlo.codegen.kernel_ir.builder import KernelModule
+from dhlo.codegen.kernel_ir.builder import I32, KernelModule
 from dhlo.codegen.target import parse_target
 from tests.codegen import tile_machine
 from tests.codegen.conv_host import emit_store
@@ -259,6 +261,82 @@ def test_which_convolutions_have_tiles() -> None:
     assert not has(channels=2) and not has(channels=15) and not has(groups=32)
     assert not has(kernel=(3, 3, 3), dilation=(1, 1, 1)) and not has(dilation=(1, 100))
     assert not has(spec=tile_spec(parse_target("x86-64-v4+bf16")))
+
+
+# ---------------------------------------------------------------------------------------------------- bytes
+def bytes_conv(c: Conv, zero: int, unsigned: bool) -> ByteConv:
+    """The same windows over bytes."""
+    form = (c.in_channels, c.out_channels, c.kernel, c.stride, c.padding, c.dilation, c.groups)
+    return ByteConv(*form, zero, replace(SPEC, unsigned=unsigned))
+
+
+BYTES = [
+    bytes_conv(conv(64, 64, 3, padding=1), 0, True),
+    bytes_conv(conv(80, 72, 3, stride=2, padding=1), 130, True),  # 20 units: a step and a quarter
+    bytes_conv(conv(37, 33, 1, stride=2), -5, False),
+    bytes_conv(conv(300, 40, 1), 7, False),
+    bytes_conv(conv(130, 96, 3, padding=2, dilation=2), 255, True),
+    bytes_conv(conv(3, 64, 7, stride=2, padding=3), 117, True),  # columns of windows are channels
+    bytes_conv(conv(24, 40, (3, 2), stride=3, padding=1, groups=2), -128, False),
+    bytes_conv(Conv(80, 48, (3,), (2,), ((1, 1),), (1,), spec=SPEC), 3, True),
+]
+
+
+@functools.cache
+def build_bytes(c: ByteConv, tiles: bool) -> Program:
+    """Compiles a convolution of bytes, by tiles or by vectors."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConvTiles, "cost", lambda self, host, blocks: host.fn.i64(-1 if tiles else (1 << 63) - 1))
+        module = KernelModule(c.spec.target)
+        c.emit_kernels(module)
+        epilogue, host = emit_store(module, I32), TestHost(module, asked=FACTS)
+        sizes = [host.size(f"n{i}") for i in range(len(c.kernel) + 1)]
+        x, w, workspace, eargs = (host.pointer(n) for n in ("x", "w", "workspace", "eargs"))
+        for fact in FACTS:
+            host.size(fact)
+        symbol = host.fn.address_of(epilogue)
+        c.emit_launch(host, x=x, w=w, sizes=sizes, workspace=workspace, epilogue=symbol, epilogue_args=eargs)
+        return host.build()
+
+
+def run_bytes(c: ByteConv, x: Array, weight: Array, *, tiles: bool = True, threads: int = 2, seed: int | None = None) -> Array:
+    """The sums."""
+    assert c.conv.tiles
+    spatial = [max(0, n) for n in c.conv.output_size(x.shape[2:])]
+    out = np.full((x.shape[0], c.out_channels, *spatial), 777, np.int32)
+    packed = c.pack_weight(weight)
+    assert packed.nbytes == c.weight_bytes
+    w = aligned(packed.nbytes)
+    w[:] = packed.ravel().view(np.uint8)
+    workspace = aligned(4 * x.shape[0] * c.groups * c.units * int(np.prod(x.shape[2:])))
+    eargs = np.array([out.ctypes.data, int(np.prod(spatial)), c.out_channels, 0], np.int64)
+    params: dict[str, Any] = {"x": x, "w": w, "workspace": workspace, "eargs": eargs} | FAST
+    params |= {f"n{i}": n for i, n in enumerate((x.shape[0], *x.shape[2:]))}
+    tile_machine.report()
+    build_bytes(c, tiles)(num_threads=threads, seed=seed, **params)
+    if tile_machine.is_needed(SPEC.target):
+        assert (tile_machine.report() > 0) == (tiles and out.size > 0)
+    return out
+
+
+def bytes_of(c: ByteConv, sizes: tuple[int, ...], seed: int) -> tuple[Array, Array]:
+    """An image and weights of all bytes."""
+    rng, shape = np.random.default_rng(seed), (sizes[0], c.in_channels, *sizes[1 : len(c.kernel) + 1])
+    low, high, dtype = (0, 256, np.uint8) if c.spec.unsigned else (-128, 128, np.int8)
+    weight = rng.integers(-128, 128, (c.out_channels, c.in_channels // c.groups, *c.kernel)).astype(np.int8)
+    return rng.integers(low, high, shape).astype(dtype), weight
+
+
+@pytest.mark.parametrize("c", BYTES, ids=lambda c: c.conv.name)
+def test_sums_of_bytes_are_exact_at_all_sizes(c: ByteConv) -> None:
+    """Less the image's zero, which is what lies outside; vectors find the same."""
+    for number, sizes in enumerate(SIZES):
+        if min(c.conv.output_size(sizes[1 : len(c.kernel) + 1])) >= 1:
+            x, weight = bytes_of(c, sizes, number)
+            want = reference(c.conv, x.astype(np.float32) - c.zero, weight.astype(np.float32))
+            assert (run_bytes(c, x, weight, seed=number) == want).all()
+            assert (run_bytes(c, x, weight, threads=1) == want).all()
+            assert (run_bytes(c, x, weight, tiles=False) == want).all()
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -19,20 +19,22 @@ __all__ = ["ConvTiles", "TileBlocks"]
 # A block's image takes so much of the second cache; its outputs are so many, and of a row so many, as windows' rows and columns at
 # its edges are laid twice. Items for each thread, at least.
 _IMAGE_SHARE, _MOST_OUTPUTS, _MOST_COLUMNS, _ITEMS_PER_THREAD = 4, 1024, 128, 4
-# In multiply-adds of vectors, two a cycle, as measured on a Granite Rapids: a step of 32 positions by 32 output channels, whose tiles
-# come from the second cache (35 ns); the call for these, with the way of its sums through rows to the epilogue; a position's line.
+# In multiply-adds of vectors, two a cycle, as measured on a Granite Rapids: a step of 32 positions by 32 output channels, whose
+# tiles come from the second cache (35 ns); the call for these, with the way of its sums through rows to the epilogue; a line.
 _STEP_CYCLES, _CALL_CYCLES, _LINE_CYCLES = 240, 1400, 16
 
 
 @dataclass(frozen=True)
 class TileBlocks:
-    """How a launch is cut: blocks of images, of rows and of columns of outputs, how many of these the largest has, and the cost of
-    one with one weight panel, and of its images, in multiply-adds of vectors."""
+    """How a launch is cut: blocks of images, of planes, rows and columns of outputs, how many of these the largest has, and the
+    cost of one with one weight panel, and of its images, in multiply-adds of vectors."""
 
     image_blocks: V
+    plane_blocks: V
     row_blocks: V
     column_blocks: V
     images: V
+    planes: V
     rows: V
     columns: V
     panel: V
@@ -41,7 +43,7 @@ class TileBlocks:
 
 @dataclass(frozen=True)
 class ConvTiles:
-    """A convolution of bf16 over one or two dims."""
+    """A convolution of bf16 or bytes."""
 
     form: TileForm
 
@@ -59,32 +61,36 @@ class ConvTiles:
         """Blocks whose images stay in the second cache, as square as rows may be, and enough of them for all threads. Small images
         are taken together, so that weights are read once for all of them."""
         f, form, p = host.fn, self.form, self.form.p
-        line = form.step_groups * form.phases * ROW_BYTES  # of a position, all channels and phases
-        most = f.max(f.min(f.divu(host.l2_bytes, _IMAGE_SHARE * line), _MOST_OUTPUTS), PANEL_ROWS)
-        height, width = f.max(out[1], 1), f.max(out[2], 1)
+        line = form.step_groups * len(form.deep.all) * form.phases * ROW_BYTES  # of a position of a plane, all channels and phases
+        room = f.divu(host.l2_bytes, _IMAGE_SHARE * line)
+        most = f.max(f.min(f.divu(room, 1 + form.deep.reach), _MOST_OUTPUTS), PANEL_ROWS)
+        depth, height, width = (f.max(n, 1) for n in out)
         column_blocks = f.ceildivu(width, f.min(most, _MOST_COLUMNS) if form.down.reach else most)
         columns = f.ceildivu(width, column_blocks)
-        row_blocks = f.ceildivu(height, f.max(f.divu(most, columns), 1))
-        others = f.mul(f.mul(batch, column_blocks), p.groups * p.channel_panels)
-        wanted_items = f.mul(host.num_threads, _ITEMS_PER_THREAD)
-        wanted = f.divu(wanted_items, f.max(others, 1))
-        row_blocks = f.min(f.max(row_blocks, wanted), height)
+        wanted, cells = f.mul(host.num_threads, _ITEMS_PER_THREAD), f.mul(f.max(batch, 1), p.groups * p.channel_panels)
+        of_rows = f.divu(wanted, f.mul(f.mul(cells, depth), column_blocks))
+        row_blocks = f.min(f.max(f.ceildivu(height, f.max(f.divu(most, columns), 1)), of_rows), height)
         rows = f.ceildivu(height, row_blocks)
-        plane, positions = form.plane(f, rows, columns), f.add(f.mul(f.sub(rows, 1), f.add(columns, form.across.reach)), columns)
-        whole = f.cmp("eq", f.mul(row_blocks, column_blocks), 1)
-        fit = f.max(f.select(whole, f.divu(f.divu(host.l2_bytes, _IMAGE_SHARE * line), plane), 1), 1)
-        wanted = f.divu(wanted_items, p.groups * p.channel_panels)
-        image_blocks = f.min(f.max(f.ceildivu(batch, fit), wanted), f.max(batch, 1))
+        plane, flat = form.plane(f, rows, columns), f.mul(row_blocks, column_blocks)
+        fit = f.select(f.cmp("eq", flat, 1), f.divu(room, plane), 1)  # planes, or images of as many
+        of_planes = f.divu(wanted, f.mul(cells, flat))
+        plane_blocks = f.min(f.max(f.ceildivu(depth, f.max(f.sub(fit, form.deep.reach), 1)), of_planes), depth)
+        planes = f.ceildivu(depth, plane_blocks)
+        together = f.select(f.cmp("eq", plane_blocks, 1), f.max(f.divu(fit, f.add(planes, form.deep.reach)), 1), 1)
+        of_images = f.divu(wanted, p.groups * p.channel_panels)
+        image_blocks = f.min(f.max(f.ceildivu(batch, together), of_images), f.max(batch, 1))
         images = f.ceildivu(f.max(batch, 1), f.max(image_blocks, 1))
-        cycles = form.steps * _STEP_CYCLES + _CALL_CYCLES
-        tiles = f.divu(f.mul(f.mul(f.ceildivu(positions, TILE_ROWS), images), cycles), PANEL_ROWS // TILE_ROWS)
-        laid = f.mul(f.mul(plane, images), line // ROW_BYTES * _LINE_CYCLES)
-        return TileBlocks(image_blocks, row_blocks, column_blocks, images, rows, columns, tiles, laid)
+        positions = f.add(f.mul(f.sub(rows, 1), f.add(columns, form.across.reach)), columns)
+        cycles, many = form.steps * _STEP_CYCLES + _CALL_CYCLES, f.mul(images, planes)
+        tiles = f.divu(f.mul(f.mul(f.ceildivu(positions, TILE_ROWS), many), cycles), PANEL_ROWS // TILE_ROWS)
+        laid = f.mul(f.mul(f.mul(plane, images), f.add(planes, form.deep.reach)), line // ROW_BYTES * _LINE_CYCLES)
+        return TileBlocks(image_blocks, plane_blocks, row_blocks, column_blocks, images, planes, rows, columns, tiles, laid)
 
     def _cells(self, host: HostContext, blocks: TileBlocks) -> V:
         """Blocks of all groups."""
         f = host.fn
-        return f.mul(f.mul(blocks.image_blocks, self.form.p.groups), f.mul(blocks.row_blocks, blocks.column_blocks))
+        flat = f.mul(blocks.row_blocks, blocks.column_blocks)
+        return f.mul(f.mul(blocks.image_blocks, self.form.p.groups), f.mul(blocks.plane_blocks, flat))
 
     def cost(self, host: HostContext, blocks: TileBlocks) -> V:
         """Multiply-adds of vectors that each thread has, modulo 2^64; no more than can be where the machine has no fast tiles."""
@@ -98,10 +104,10 @@ class ConvTiles:
         f, p = host.fn, self.form.p
         count = f.mul(self._cells(host, blocks), p.channel_panels)
         grain = f.add(f.divu(product_wake_cycles(host), f.max(blocks.panel, 1)), 1)
-        scratch = scratch_bytes(self.form, f, blocks.images, blocks.rows, blocks.columns)
+        scratch = scratch_bytes(self.form, f, blocks.images, blocks.planes, blocks.rows, blocks.columns)
         host.launch(
             tiles_kernel_name(p),
-            [*shared, blocks.row_blocks, blocks.column_blocks, blocks.image_blocks, shared[0], end, batch],
+            [*shared, blocks.row_blocks, blocks.column_blocks, blocks.image_blocks, shared[0], end, batch, blocks.plane_blocks],
             count,
             grain,
             scratch,

@@ -53,11 +53,11 @@ class Phases:
 
 
 def has_form(layout: WeightLayout, step: int, stride: Sequence[int], dilation: Sequence[int]) -> bool:
-    """Whether windows of one or two dims are multiplied in tiles, of channels of which a unit holds `step`."""
+    """Whether windows are multiplied in tiles, of channels of which a unit holds `step`."""
     kernel = layout.kernel
     near = all(Phases(k, s, 0, d).reach <= _MOST_REACH for k, s, d in zip(kernel, stride, dilation, strict=True))
     most, columns = STEP_UNITS * step, layout.group_in * kernel[-1]
-    return len(kernel) <= 2 and near and (not is_few(layout.group_in, step) or most // 4 <= columns <= most)
+    return near and (not is_few(layout.group_in, step) or most // 4 <= columns <= most)
 
 
 def is_few(group_in: int, step: int) -> bool:
@@ -123,6 +123,11 @@ class TileForm:
         return self.layout.group_in // self.p.group_in
 
     @property
+    def deep(self) -> Phases:
+        """Planes of windows."""
+        return _phases(self.p, 0)
+
+    @property
     def down(self) -> Phases:
         """Rows of windows."""
         return _phases(self.p, 1)
@@ -150,7 +155,7 @@ class TileForm:
 
     @property
     def phases(self) -> int:
-        """Planes of the channels of a step."""
+        """Of rows and columns of a plane."""
         return len(self.down.all) * len(self.across.all)
 
     @property
@@ -159,8 +164,12 @@ class TileForm:
         return self.layout.units % STEP_UNITS != 0
 
     def plane(self, f: Fn, rows: V, columns: V) -> V:
-        """Positions of a phase, of a block of so many output rows and columns."""
+        """Positions of a phase of a plane, of a block of so many output rows and columns."""
         return f.mul(f.add(rows, self.down.reach), f.add(columns, self.across.reach))
+
+    def planes(self, f: Fn, planes: V) -> V:
+        """Planes of a step's channels, of a block of so many of outputs: [phases of planes][planes][phases of rows and columns]."""
+        return f.mul(f.add(planes, self.deep.reach), len(self.deep.all) * self.phases)
 
 
 def _phases(p: ConvParams, dim: int) -> Phases:

@@ -65,20 +65,23 @@ class _Scratch:
         self.outputs = self.weights + (form.steps * STEP_BYTES if form.splits_steps else 0)
 
 
-def scratch_bytes(form: TileForm, f: Fn, images: V, rows: V, columns: V) -> V:
-    """Scratch of a worker for blocks of so many images, output rows and columns. Tiles read up to 31 positions beyond the last."""
-    image = f.mul(f.mul(images, form.plane(f, rows, columns)), ROW_BYTES * form.step_groups * form.phases)
+def scratch_bytes(form: TileForm, f: Fn, images: V, planes: V, rows: V, columns: V) -> V:
+    """Scratch of a worker for blocks of so many images, output planes, rows and columns. Tiles read up to 31 positions beyond the
+    last."""
+    image = f.mul(f.mul(images, form.planes(f, planes)), f.mul(form.plane(f, rows, columns), ROW_BYTES * form.step_groups))
     outputs = f.mul(f.add(f.mul(rows, columns), TILE_ROWS), 4)
     return f.add(f.add(image, outputs), _Scratch(form).outputs + (PANEL_ROWS + 1) * ROW_BYTES)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """What an item works on: a group of channels; the first image, output row and column, and how many of these."""
+    """What an item works on: a group of channels; the first image, output plane, row and column, and how many of these."""
 
     group: V
     image: V
     images: V
+    plane: V
+    planes: V
     row: V
     rows: V
     column: V
@@ -86,10 +89,10 @@ class _Block:
 
 
 class TilesKernel:
-    """Emits one kernel. Items are (block of images, group, block of rows, block of columns, weight panel), the last one fastest."""
+    """Emits one kernel. Items are (block of images, group, blocks of planes, rows and columns, weight panel), the last fastest."""
 
     def __init__(self, form: TileForm) -> None:
-        self.form, self.p, self.down, self.across = form, form.p, form.down, form.across
+        self.form, self.p = form, form.p
         p = form.p
         self.lay = emit_lay_row(form)
         # Points of a window share most positions; a shallow panel of weights meets all positions.
@@ -101,10 +104,11 @@ class TilesKernel:
         _, self.begin, self.end, _, self.scratch = f.args
         self.geo = load_geometry(f, f.args[0])
         self.image_blocks, self.row_blocks, self.column_blocks = self.geo.flat, self.geo.panels, self.geo.blocks
-        begin, end, self.batch = load_args(f, [*KERNEL_TYPES, PTR, PTR, I64])[len(KERNEL_TYPES) :]
+        begin, end, self.batch, self.plane_blocks = load_args(f, [*KERNEL_TYPES, PTR, PTR, I64, I64])[len(KERNEL_TYPES) :]
         self.bounds = (begin, end)
         rows, columns = f.ceildivu(self.geo.oh, self.row_blocks), f.ceildivu(self.geo.ow, self.column_blocks)
-        self.plane, self.width = form.plane(f, rows, columns), f.add(columns, self.across.reach)
+        self.planes = f.add(f.ceildivu(self.geo.od, self.plane_blocks), form.deep.reach)
+        self.plane, self.width = form.plane(f, rows, columns), f.add(columns, form.across.reach)
         at = _Scratch(form)
         self.config, self.list, self.sums, self.rows, self.heads, self.weights, self.outputs = (
             f.gep(self.scratch, offset, I8) for offset in (0, at.list, at.sums, at.rows, at.heads, at.weights, at.outputs)
@@ -119,15 +123,18 @@ class TilesKernel:
             f.store(f.i64(word), f.gep(self.config, place, I64))
         on_tiles(f, tiles_of(f).configure, self.config)
         self._list_steps()
-        panels, parts = p.channel_panels, f.mul(self.row_blocks, self.column_blocks)
+        panels, flat = p.channel_panels, f.mul(self.row_blocks, self.column_blocks)
+        parts = f.mul(self.plane_blocks, flat)
         with f.loop(f.divu(self.begin, panels), f.ceildivu(self.end, panels)) as blocks:
             first = f.mul(blocks.iv, panels)
             lo, hi = f.sub(f.max(self.begin, first), first), f.min(f.sub(self.end, first), panels)
             part, image_group = f.remu(blocks.iv, parts), f.divu(blocks.iv, parts)
             images, group = f.divu(image_group, p.groups), f.remu(image_group, p.groups)
+            planes, part = f.divu(part, flat), f.remu(part, flat)
             b = _Block(
                 group,
                 *self._part(self.batch, self.image_blocks, images),
+                *self._part(geo.od, self.plane_blocks, planes),
                 *self._part(geo.oh, self.row_blocks, f.divu(part, self.column_blocks)),
                 *self._part(geo.ow, self.column_blocks, f.remu(part, self.column_blocks)),
             )
@@ -152,45 +159,61 @@ class TilesKernel:
         with f.loop(0, form.step_groups, self._block_steps) as block:
             count = f.min(f.sub(form.step_groups, block.iv), self._block_steps)
             at = f.gep(self.list, f.mul(block.iv, form.points), I64)
-            for number, (y, x) in enumerate(product(range(self.down.kernel), range(self.across.kernel))):
-                (row_phase, row), (column_phase, column) = self.down.place(y), self.across.place(x)
-                on = f.add(f.mul(self.width, row), column)
+            windows = product(range(form.deep.kernel), range(form.down.kernel), range(form.across.kernel))
+            for number, (z, y, x) in enumerate(windows):
+                places = zip((form.deep, form.down, form.across), (z, y, x), strict=True)
+                (deep, plane), (down, row), (across, column) = (phases.place(point) for phases, point in places)
                 with f.loop(0, count) as c:
-                    phase = row_phase * len(self.across.all) + column_phase
-                    plane = f.add(f.mul(f.add(block.iv, c.iv), form.phases), phase)
-                    place = f.mul(f.add(f.mul(plane, self.plane), on), ROW_BYTES)
-                    f.store(place, f.gep(at, f.add(f.mul(count, number), c.iv), I64))
+                    at_plane = self._plane(f.add(block.iv, c.iv), deep, f.i64(plane), down * len(form.across.all) + across)
+                    place = f.add(f.mul(at_plane, self.plane), f.add(f.mul(self.width, row), column))
+                    f.store(f.mul(place, ROW_BYTES), f.gep(at, f.add(f.mul(count, number), c.iv), I64))
+
+    def _plane(self, step: V, deep: int, plane: V, phase: int) -> V:
+        """Number of a plane of a step's channels among those of an image, by its phase and its place there, and the phase of its
+        rows and columns."""
+        f, form = self.f, self.form
+        return f.add(f.mul(f.add(f.mul(f.add(f.mul(step, len(form.deep.all)), deep), self.planes), plane), form.phases), phase)
 
     @property
     def _block_steps(self) -> int:
         """Steps at a point, of a block of channels."""
         return -(-min(self.form.layout.block_channels, self.form.layout.group_in) // self.form.step_channels)
 
-    def _laid(self, image: V) -> V:
-        """Where one of the block's images lies."""
+    def _laid(self, image: V, plane: V) -> V:
+        """Where one of the block's images lies, from one of its planes on."""
         f, form = self.f, self.form
-        return f.gep(self.image, f.mul(f.mul(image, self.plane), ROW_BYTES * form.step_groups * form.phases), I8)
+        planes = f.mul(image, f.mul(self.planes, form.step_groups * len(form.deep.all) * form.phases))
+        return f.gep(self.image, f.mul(f.mul(f.add(planes, f.mul(plane, form.phases)), self.plane), ROW_BYTES), I8)
 
     def _lay_image(self, b: _Block, image: V) -> None:
         """The block's part of one of its images, of all channels and phases."""
-        f, p, geo = self.f, self.p, self.geo
-        phases = list(product(self.down.all, self.across.all))
-        with f.loop(0, self.form.step_groups) as c:
-            before = f.mul(c.iv, self.form.step_channels)
-            channels = f.min(f.sub(self.form.layout.group_in, before), self.form.step_channels)
+        f, p, geo, form = self.f, self.p, self.geo, self.form
+        with f.loop(0, form.step_groups) as c:
+            before = f.mul(c.iv, form.step_channels)
+            channels = f.min(f.sub(form.layout.group_in, before), form.step_channels)
             first = f.add(f.mul(b.group, p.group_in), before)
             x = f.gep(geo.x, f.add(f.mul(f.add(b.image, image), geo.sxb), f.mul(first, geo.sxc)), p.stored)
-            for number, (down, across) in enumerate(phases):
-                before = f.mul(f.add(f.mul(c.iv, len(phases)), number), self.plane)
-                plane = f.gep(self._laid(image), f.mul(before, ROW_BYTES), I8)
-                column = self.across.first(f, across, b.column)
-                with f.loop(0, f.add(b.rows, self.down.reach)) as j:
-                    y = self.down.first(f, down, f.add(b.row, j.iv))
-                    inside = f.and_(f.cmp("ge", y, 0), f.cmp("lt", y, geo.ih))
-                    row = f.gep(x, f.mul(y, geo.sxh), p.stored)
-                    to = f.gep(plane, f.mul(f.mul(j.iv, self.width), ROW_BYTES), I8)
-                    count, limit = f.add(b.columns, self.across.reach), f.select(inside, geo.iw, 0)
-                    f.call(self.lay, [row, channels, geo.sxc, column, count, limit, to, *self.bounds])
+            for number, deep in enumerate(form.deep.all):
+                with f.loop(0, f.add(b.planes, form.deep.reach)) as k:
+                    z = form.deep.first(f, deep, f.add(b.plane, k.iv))
+                    inside = f.and_(f.cmp("ge", z, 0), f.cmp("lt", z, geo.id))
+                    to = f.mul(self._plane(c.iv, number, k.iv, 0), f.mul(self.plane, ROW_BYTES))
+                    start = f.gep(self._laid(image, f.i64(0)), to, I8)
+                    self._lay_plane(b, f.gep(x, f.mul(z, geo.sxd), p.stored), channels, inside, start)
+
+    def _lay_plane(self, b: _Block, x: V, channels: V, inside: V, to: V) -> None:
+        """The block's part of a plane of some channels, if the image has it, of all phases of rows and columns."""
+        f, p, geo, form = self.f, self.p, self.geo, self.form
+        count = f.add(b.columns, form.across.reach)
+        for number, (down, across) in enumerate(product(form.down.all, form.across.all)):
+            start = f.gep(to, f.mul(self.plane, number * ROW_BYTES), I8)
+            column = form.across.first(f, across, b.column)
+            with f.loop(0, f.add(b.rows, form.down.reach)) as j:
+                y = form.down.first(f, down, f.add(b.row, j.iv))
+                has = f.and_(inside, f.and_(f.cmp("ge", y, 0), f.cmp("lt", y, geo.ih)))
+                row, at = f.gep(x, f.mul(y, geo.sxh), p.stored), f.gep(start, f.mul(f.mul(j.iv, self.width), ROW_BYTES), I8)
+                limit = f.select(has, geo.iw, 0)
+                f.call(self.lay, [row, channels, geo.sxc, column, count, limit, at, *self.bounds])
 
     def _list_outputs(self, rows: V, columns: V) -> None:
         """Where sums of each output lie among those of positions, in bytes."""
@@ -207,13 +230,15 @@ class TilesKernel:
         w, ahead = self._weights(f.add(f.mul(b.group, p.channel_panels), panel))
         positions = f.add(f.mul(f.sub(b.rows, 1), self.width), b.columns)
         calls, none, lines = f.ceildivu(positions, PANEL_ROWS), f.int_to_ptr(f.i64(0)), STEP_BYTES // LINE_BYTES
-        share = f.ceildivu(f.i64(lines), f.mul(calls, b.images))  # of a step's lines of the next panel, for each call
-        with f.loop(0, b.images) as image, f.loop(0, positions, _TOGETHER) as some:
+        each = f.mul(calls, f.mul(b.images, b.planes))
+        share = f.ceildivu(f.i64(lines), each)  # of a step's lines of the next panel, for each call
+        with f.loop(0, b.images) as image, f.loop(0, b.planes) as plane, f.loop(0, positions, _TOGETHER) as some:
+            number = f.mul(f.add(f.mul(image.iv, b.planes), plane.iv), calls)
             last = f.min(f.add(some.iv, _TOGETHER), positions)
             with f.loop(some.iv, last, PANEL_ROWS) as q:
                 to = f.gep(self.sums, f.mul(f.sub(q.iv, some.iv), SUMS_ROW_BYTES), I8)
-                left = f.gep(self._laid(image.iv), f.mul(q.iv, ROW_BYTES), I8)
-                before = f.mul(f.add(f.mul(image.iv, calls), f.divu(q.iv, PANEL_ROWS)), share)
+                left = f.gep(self._laid(image.iv, plane.iv), f.mul(q.iv, ROW_BYTES), I8)
+                before = f.mul(f.add(number, f.divu(q.iv, PANEL_ROWS)), share)
                 needed = f.select(f.and_(more, f.cmp("lt", before, lines)), share, 0)
                 fetch = [f.gep(ahead, f.mul(before, self.form.steps * LINE_BYTES), I8), needed, f.i64(LINE_BYTES)]
                 rows_of = [left, f.i64(ROW_BYTES), self.list, f.i64(TILE_BYTES), w, f.i64(self.form.steps)]
@@ -226,7 +251,7 @@ class TilesKernel:
                     return []
 
                 f.if_else(single, lambda: multiply(self.micro[0]), lambda: multiply(self.micro[1]), [])
-            self._finish(b, f.add(b.image, image.iv), panel, some.iv, last)
+            self._finish(b, [f.add(b.image, image.iv), f.add(b.plane, plane.iv)], panel, some.iv, last)
 
     def _weights(self, panel: V) -> tuple[V, V]:
         """Where a panel's weights lie, and those to fetch ahead. What its sums begin with, a row before the weights of other
@@ -267,9 +292,11 @@ class TilesKernel:
                     f.store(f.const(0, vec(I32, lanes)), f.gep(to, at.iv, I8))
         return self.weights
 
-    def _finish(self, b: _Block, image: V, panel: V, first: V, last: V) -> None:
-        """Hands sums of the positions [first, last) that are outputs to the epilogue, as rows of channels."""
+    def _finish(self, b: _Block, place: list[V], panel: V, first: V, last: V) -> None:
+        """Hands sums of the positions [first, last) of an image's plane that are outputs to the epilogue, as rows of channels."""
         f, p, geo, columns = self.f, self.p, self.geo, b.columns
+        image, plane = place
+        row0 = f.add(f.mul(plane, geo.oh), b.row)
         m0 = f.add(f.mul(b.group, p.group_out), f.mul(panel, PANEL_COLUMNS))
         channels = f.min(f.sub(p.group_out, f.mul(panel, PANEL_COLUMNS)), PANEL_COLUMNS)
 
@@ -290,7 +317,7 @@ class TilesKernel:
             lo = f.select(whole, v0, f.max(row, v0))
             hi = f.select(whole, v1, f.min(f.add(row, columns), v1))
             r = f.divu(lo, columns)
-            n0 = f.add(f.mul(f.add(b.row, r), geo.ow), f.add(b.column, f.sub(lo, f.mul(r, columns))))
+            n0 = f.add(f.mul(f.add(row0, r), geo.ow), f.add(b.column, f.sub(lo, f.mul(r, columns))))
             tile = f.gep(self.rows, f.sub(lo, v0), F32)
             f.call_ptr(geo.epilogue, [geo.eargs, tile, f.i64(_ROW), image, m0, n0, channels, f.sub(hi, lo)])
 

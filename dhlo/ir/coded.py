@@ -27,6 +27,7 @@ __all__ = [
     "stored_image",
     "stored_rows",
     "takes_codes",
+    "takes_narrow",
 ]
 
 # Types of weights that products take as they are stored and convert to their own.
@@ -74,14 +75,19 @@ def _converts_constant(op: Any) -> bool:
 
 
 def takes_codes(op: Any, i: int) -> bool:
-    """Whether an op's kernels decode operand i themselves."""
+    """Whether an op's kernels decode operand i themselves, of codes and scales as well as of numbers of narrow types."""
     if isinstance(op, Conv):  # those of depthwise convolutions are few
-        w, made = from_mlir(op.operands[1]), defining(op.operands[1])
-        if attr(op, "transposed"):  # numbers of narrow types, without scales
-            narrow = isinstance(made, Convert) and from_mlir(made.operands[0]).dtype.name in _REDUCED
-            return i == 1 and narrow and w.shape[0] != attr(op, "groups")
-        return i == 1 and w.shape[1] != 1
+        return i == 1 and not attr(op, "transposed") and from_mlir(op.operands[1]).shape[1] != 1
     return isinstance(op, (Matmul, GroupedMatmul, RoundedMatmul, RoundedGroupedMatmul)) and i == 1
+
+
+def takes_narrow(op: Any, i: int) -> bool:
+    """Whether an op's kernels decode operand i themselves, as it is: transposed convolutions take numbers of narrow types alone."""
+    if not isinstance(op, Conv) or not attr(op, "transposed"):
+        return takes_codes(op, i)
+    w, made = from_mlir(op.operands[1]), defining(op.operands[1])
+    narrow = isinstance(made, Convert) and from_mlir(made.operands[0]).dtype.name in _REDUCED
+    return i == 1 and narrow and w.shape[0] != attr(op, "groups")
 
 
 def only_multiplies(v: Value) -> bool:
@@ -89,7 +95,7 @@ def only_multiplies(v: Value) -> bool:
     conversions at most."""
     users = [(u.owner.operation.opview, u.operand_number) for u in v.uses]
     return bool(users) and all(
-        takes_codes(op, i) or isinstance(op, (Transpose, Convert)) and only_multiplies(op.results[0]) for op, i in users
+        takes_narrow(op, i) or isinstance(op, (Transpose, Convert)) and only_multiplies(op.results[0]) for op, i in users
     )
 
 

@@ -16,8 +16,8 @@ from dhlo.codegen.families.attention.common import Args, Rows, Span, Spec, conti
 from dhlo.codegen.families.gemm.multiply_add import as_vector_of
 from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.families.gemm.tiles import TILES_PAY
-from dhlo.codegen.families.gemm.tiles_microkernel import TILE_ROWS, on_tiles, tiles_of
-from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I32, I64, Fn, V, vec
+from dhlo.codegen.families.gemm.tiles_microkernel import TILE_ROWS, configure_whole, on_tiles, tiles_of
+from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I32, Fn, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
@@ -37,7 +37,6 @@ __all__ = [
 ]
 
 _UNITS: Final = 16  # of a row of a tile
-_CONFIG: Final = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0, 0x1010_1010_1010_1010, 0)
 
 
 def serves(spec: Spec) -> bool:
@@ -83,9 +82,7 @@ def tile_scratch(spec: Spec) -> dict[str, int]:
 
 def configure(fn: Fn, at: dict[str, V]) -> None:
     """All tiles are whole ones."""
-    for i, word in enumerate(_CONFIG):
-        fn.store(fn.i64(word), fn.gep(at["config"], i, I64))
-    on_tiles(fn, tiles_of(fn).configure, at["config"])
+    configure_whole(fn, at["config"])
 
 
 def release(fn: Fn) -> None:

@@ -21,7 +21,7 @@ from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import V
 from dhlo.errors import CompileError
-from dhlo.ir.coded import stored_image, takes_codes
+from dhlo.ir.coded import stored_image, takes_narrow
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.gates import gate_of
 from dhlo.ir.handles import Value
@@ -56,7 +56,7 @@ class ConvFamily(ChoiceFamily):
                 hint="channels and kernel must be static, elements f32 or f64",
             )
         self.view = low.view(group, image if found is None else found[0])
-        kept = low.kept_codes(op.operands[1]) if self.x.dtype.name == "f32" and takes_codes(op, 1) else None
+        kept = low.kept_codes(op.operands[1]) if self.x.dtype.name == "f32" and takes_narrow(op, 1) else None
         code = "" if kept is None else code_of(*kept)
         self.weight = kept[1] if kept is not None and code else low.constant_value(op.operands[1])
         # Weights that are packed at each call are read by this target alone.

@@ -27,6 +27,7 @@ from dhlo.codegen.families.gemm.tiles_microkernel import (
     SUMS_ROW_BYTES,
     TILE_BYTES,
     TILE_ROWS,
+    configure_whole,
     emit_tiles_microkernel,
     on_tiles,
     tiles_of,
@@ -43,8 +44,6 @@ _TOGETHER: Final = 128
 _ROW: Final = _TOGETHER + TILE_ROWS
 # So many steps of weights wait in the first cache.
 _SHALLOW_STEPS: Final = 16
-# Of a configuration: all tiles are whole ones.
-_CONFIG: Final = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0, 0x1010_1010_1010_1010, 0)
 
 
 def tiles_kernel_name(p: ConvParams) -> str:
@@ -119,9 +118,7 @@ class TilesKernel:
     def emit(self) -> str:
         """Walks the blocks touched by [begin, end); the weight panels of a block share its image."""
         f, p, geo = self.f, self.p, self.geo
-        for place, word in enumerate(_CONFIG):
-            f.store(f.i64(word), f.gep(self.config, place, I64))
-        on_tiles(f, tiles_of(f).configure, self.config)
+        configure_whole(f, self.config)
         self._list_steps()
         panels, flat = p.channel_panels, f.mul(self.row_blocks, self.column_blocks)
         parts = f.mul(self.plane_blocks, flat)

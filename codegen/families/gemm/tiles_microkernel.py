@@ -23,6 +23,7 @@ __all__ = [
     "SUMS_ROW_BYTES",
     "TILE_BYTES",
     "TILE_ROWS",
+    "configure_whole",
     "emit_pack_tile",
     "emit_place_tile",
     "emit_tiles_microkernel",
@@ -44,6 +45,8 @@ SUMS_BYTES: Final = PANEL_ROWS * SUMS_ROW_BYTES
 
 # Tiles: sums by row and column, A by row, B by column.
 _SUMS, _LEFT, _RIGHT = ((0, 1), (2, 3)), (4, 5), (6, 7)
+# A configuration of whole tiles, in words.
+_WHOLE: Final = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0, 0x1010_1010_1010_1010, 0)
 # Of a panel of B ahead of its use, to the second level.
 _PREFETCH_LOCALITY = 2
 
@@ -59,6 +62,13 @@ def tiles_of(fn: Fn) -> MatrixTiles:
     tiles = fn.target.tiles
     assert tiles is not None
     return tiles
+
+
+def configure_whole(fn: Fn, at: V) -> None:
+    """Makes all tiles whole ones; `at` is memory for a configuration, 64 bytes."""
+    for place, word in enumerate(_WHOLE):
+        fn.store(fn.i64(word), fn.gep(at, place, I64))
+    on_tiles(fn, tiles_of(fn).configure, at)
 
 
 def _product(fn: Fn, elem: str, spec: TileSpec) -> str:

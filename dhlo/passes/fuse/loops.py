@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.ir.coded import coded, is_stored, only_attended, only_multiplies, stored_image, stored_rows, takes_codes
+from dhlo.ir.coded import coded, is_stored, only_attended, only_multiplies, stored_image, stored_rows, takes_narrow
 from dhlo.ir.dialect import Kind
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.compute import extra
@@ -81,7 +81,7 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
             p = g.producer(v)
         if p is None or p in g.unit or not kind_of(g.ops[p]).pullable:
             continue
-        if takes_codes(op, k) and coded(v) is not None:
+        if takes_narrow(op, k) and coded(v) is not None:
             continue
         view = strided(v, in_memory)
         if view is not None and kind is Kind.MATMUL and len(view.shape) > 4:

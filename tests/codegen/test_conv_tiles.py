@@ -264,7 +264,7 @@ def test_which_convolutions_have_tiles() -> None:
     assert has() and has(channels=16) and has(channels=3, kernel=(7, 7)) and has(kernel=(5,), dilation=(1,))
     assert not has(code="") and not has(image="") and not has(code="f16", image="f16")
     assert not has(channels=2) and not has(channels=15) and not has(groups=32)
-    assert has(kernel=(3, 3, 3), dilation=(1, 1, 1)) and not has(dilation=(1, 100))
+    assert has(kernel=(3, 3, 3), dilation=(1, 1, 1)) and not has(dilation=(1, 100)) and not has(kernel=(19, 19))
     assert not has(spec=tile_spec(parse_target("x86-64-v4+bf16")))
 
 

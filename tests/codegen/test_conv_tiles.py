@@ -24,7 +24,7 @@ from dhlo.codegen.kernel_ir.builder import I32, KernelModule
 from dhlo.codegen.target import parse_target
 from tests.codegen import tile_machine
 from tests.codegen.conv_host import emit_store
-from tests.codegen.harness import Program, TestHost, aligned
+from tests.codegen.harness import Program, TestHost, aligned, build_hosts
 from tests.codegen.test_conv import reference
 from tests.codegen.test_matmul_bytes import runs_here
 from tests.codegen.test_tiles import AMX, WITHOUT
@@ -228,6 +228,33 @@ def test_calls_choose(c: Conv, sizes: tuple[int, ...], percent: int, in_tiles: b
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=5e-3)
 
 
+@pytest.mark.parametrize("channels", [(16, 48), (48, 16), (24, 56), (3, 35), (64, 32)])
+def test_convolutions_of_one_module_share_no_more_than_is_the_same(channels: tuple[int, int]) -> None:
+    """Functions that lay rows know how many channels there are."""
+    convs = [conv(c, 40, 3, padding=1) if c > 3 else CONVS[10] for c in channels]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConvTiles, "cost", lambda self, host, blocks: host.fn.i64(-1))
+        module = KernelModule(SPEC.target)
+        epilogue = emit_store(module, convs[0].elem)
+        hosts = []
+        for number, c in enumerate(convs):
+            c.emit_kernels(module)
+            host = TestHost(module, name=f"host{number}", asked=FACTS)
+            sizes = [host.size(f"n{i}") for i in range(3)]
+            x, w, eargs = (host.pointer(n) for n in ("x", "w", "eargs"))
+            for fact in FACTS:
+                host.size(fact)
+            c.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=host.fn.address_of(epilogue), epilogue_args=eargs)
+            hosts.append(host)
+        programs = build_hosts(hosts)
+    for c, program in zip(convs, programs, strict=True):
+        x, weight = operands(c, (2, 17, 19))
+        params, out = parameters(c, x, weight, {})
+        program(num_threads=2, **params)
+        want = reference(c, x.float().numpy(), weight.float().numpy())
+        np.testing.assert_allclose(out, want, rtol=1e-4, atol=2e-3)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     kernel=st.integers(1, 9),
@@ -264,7 +291,7 @@ def test_which_convolutions_have_tiles() -> None:
     assert has() and has(channels=16) and has(channels=3, kernel=(7, 7)) and has(kernel=(5,), dilation=(1,))
     assert not has(code="") and not has(image="") and not has(code="f16", image="f16")
     assert not has(channels=2) and not has(channels=15) and not has(groups=32)
-    assert has(kernel=(3, 3, 3), dilation=(1, 1, 1)) and not has(dilation=(1, 100)) and not has(kernel=(19, 19))
+    assert has(kernel=(3, 3, 3), dilation=(1, 1, 1)) and not has(dilation=(1, 100)) and not has(kernel=(12, 12))
     assert not has(spec=tile_spec(parse_target("x86-64-v4+bf16")))
 
 

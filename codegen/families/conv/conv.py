@@ -222,7 +222,7 @@ class Conv:
         `w` points to `pack_weight`'s result. `x_strides`, in elements, are those of (batch, channel, *spatial); the
         last must be 1; None means dense. `epilogue(eargs, tile, ld, batch, m0, n0, mr, nr)` is called once for every
         tile of finished sums: rows are output channels m0.., columns flattened output positions n0.. of image
-        `batch`; mr <= 32, nr <= 64 (depthwise: mr = 1, any nr). `out_sizes` overrides the output's spatial sizes:
+        `batch`; mr <= 32, nr <= 256 (depthwise: mr = 1, any nr). `out_sizes` overrides the output's spatial sizes:
         windows beyond the padded input read zeros. `gates`: the address of [batch, channel], if the convolution is gated.
         Nothing is launched if the output is empty.
         """

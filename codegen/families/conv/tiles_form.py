@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -18,8 +19,9 @@ from dhlo.codegen.kernel_ir.builder import I8, I32, Fn, V
 
 __all__ = ["Phases", "TileForm", "columns_as_channels", "has_form", "is_few", "layout_of_few", "offset_of_few", "with_few"]
 
-# Windows reach so many outputs beyond a block's, at most, and have so many points, each of which is code of its own.
-_MOST_REACH, _MOST_POINTS = 32, 343
+# Windows reach so many outputs beyond a block's, at most; they have so many points, and strides so many phases, each of which is
+# code of its own.
+_MOST_REACH, _MOST_POINTS, _MOST_PHASES = 32, 128, 16
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class Phases:
 def has_form(layout: WeightLayout, step: int, stride: Sequence[int], dilation: Sequence[int]) -> bool:
     """Whether windows are multiplied in tiles, of channels of which a unit holds `step`."""
     kernel = layout.kernel
-    near = all(Phases(k, s, 0, d).reach <= _MOST_REACH for k, s, d in zip(kernel, stride, dilation, strict=True))
-    near = near and layout.points <= _MOST_POINTS
+    dims = [Phases(k, s, 0, d) for k, s, d in zip(kernel, stride, dilation, strict=True)]
+    near = all(dim.reach <= _MOST_REACH for dim in dims)
+    near = near and layout.points <= _MOST_POINTS and prod(len(dim.all) for dim in dims) <= _MOST_PHASES
     most, columns = STEP_UNITS * step, layout.group_in * kernel[-1]
     return near and (not is_few(layout.group_in, step) or most // 4 <= columns <= most)
 

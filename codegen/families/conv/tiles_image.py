@@ -30,7 +30,12 @@ def emit_lay_row(form: TileForm) -> str:
     p = form.p
     step, lanes = p.stride[2], p.spec.lanes(I32)
     few = (p.group_in, form.columns, p.dilation[2]) if form.columns > 1 else ()
-    key = repr((step, p.spec, p.fill, form.layout.group_in % form.step_channels, *few))
+    # Channels of a lone step are known; of several the last one's may be fewer.
+    channels_of = (
+        form.step_groups == 1,
+        form.layout.group_in if form.step_groups == 1 else form.layout.group_in % form.step_channels,
+    )
+    key = repr((step, p.spec, p.fill, *channels_of, *few))
     name = f"conv_lay_row_{p.stored}_{step}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     if name in p.module.functions:
         return name

@@ -64,7 +64,7 @@ class ConvTranspose:
     Input [B, in_channels, *spatial], weight [in_channels, out_channels/groups, *kernel]. Output o of a dim is the sum
     over inputs i and kernel points k with o = i*stride - padding + k*dilation. The outputs congruent modulo the
     stride (a phase) are an ordinary convolution with a subset of the kernel, so no multiplication by an inserted zero
-    is done. `winograd`, `code`, `image`: as of those; codes are numbers of narrow float types.
+    is done. `winograd`, `code`, `image`: as of those; codes have no scales.
     """
 
     in_channels: int
@@ -147,7 +147,7 @@ class ConvTranspose:
         return self._packed_by_phase(weight, Conv.pack_weight)
 
     def pack_codes(self, weight: torch.Tensor) -> Array:
-        """Codes of such weights, as integers of 16 bits."""
+        """Codes of such weights, as bytes or integers of 16 bits."""
         return self._packed_by_phase(bits_of(self.code, weight), lambda conv, part: conv.pack_codes(torch.from_numpy(part)))
 
     def _packed_by_phase(self, weight: Array, pack: Callable[[Conv, Array], Array]) -> Array:

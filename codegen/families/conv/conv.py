@@ -89,15 +89,24 @@ class Conv:
     @property
     def tiles(self) -> bool:
         """Whether the target's matrix registers may multiply image and weights."""
-        target = self.spec.target
-        has = target.tiles is not None and BF16 in target.tiles.products and self.spec.bf16_dot is not None
-        narrow = self.image == self.code == BF16 and not self.depthwise
-        return has and narrow and has_form(self._layout(1), 2, self.stride, self.dilation)
+        return self._has_tiles and has_form(self._layout(1), self.unit_channels, self.stride, self.dilation)
 
     @property
     def few(self) -> bool:
         """Whether tiles take the columns of windows for channels, and have weights of their own."""
-        return self.tiles and is_few(self.in_channels // self.groups, 2)
+        return self.tiles and is_few(self.in_channels // self.groups, self.unit_channels)
+
+    @property
+    def unit_channels(self) -> int:
+        """Of a unit that tiles multiply."""
+        return 2
+
+    @property
+    def _has_tiles(self) -> bool:
+        """Whether the target has tiles of the image and weights at hand."""
+        target = self.spec.target
+        has = target.tiles is not None and BF16 in target.tiles.products and self.spec.bf16_dot is not None
+        return has and self.image == self.code == BF16 and not self.depthwise
 
     @property
     def depthwise(self) -> bool:
@@ -181,7 +190,7 @@ class Conv:
     @property
     def layouts(self) -> tuple[WeightLayout, ...]:
         """How codes lie: twice where tiles want few channels otherwise than other kernels do."""
-        return (self.layout, layout_of_few(self.layout, 2)) if self.few else (self.layout,)
+        return (self.layout, layout_of_few(self.layout, self.unit_channels)) if self.few else (self.layout,)
 
     @property
     def workspace_bytes(self) -> int:
@@ -256,7 +265,24 @@ class Conv:
         end = [f.gep(x, f.mul(strides[0], batch), p.stored)] if p.bounded else []
         if self.depthwise:
             self._launch_depthwise(host, p, shared, flat_flag, f.mul(batch, self.out_channels), out, end)
-            return
+        else:
+            image_end = f.gep(x, f.mul(strides[0], batch), p.stored)
+            self._launch_dense(host, p, shared, flat_flag, batch, out, positions, image_end, gates)
+
+    def _launch_dense(
+        self,
+        host: HostContext,
+        p: ConvParams,
+        shared: Sequence[V],
+        flat: V,
+        batch: V,
+        out: Sequence[V],
+        positions: V,
+        image_end: V,
+        gates: Sequence[V],
+    ) -> None:
+        """Launches what costs least: tiles, Winograd's algorithm, or weights and windows in order of either operand."""
+        f, end = host.fn, [image_end] if p.bounded else []
         # Cost in multiply-adds a depth step; 1/32 on top for transposing tiles.
         normal = f.mul(f.mul(f.ceildivu(positions, p.nr), p.nr), p.group_out)
         columns = p.channel_panels * p.panel
@@ -275,11 +301,11 @@ class Conv:
             some = self._launch_winograd(host, variants, shared, batch, out, best, some, end)
         if tiles is not None:
             with f.when(f.and_(in_tiles, some)):
-                tiles.launch(host, blocks, shared, batch, f.gep(x, f.mul(strides[0], batch), p.stored))
+                tiles.launch(host, blocks, shared, batch, image_end)
             some = f.and_(some, f.not_(in_tiles))
         for is_swapped, cond in ((True, choice), (False, f.not_(choice))):
             with f.when(f.and_(cond, some)):
-                self._launch_gemm(host, p, is_swapped, shared, flat_flag, batch, positions, [*end, *gates])
+                self._launch_gemm(host, p, is_swapped, shared, flat, batch, positions, [*end, *gates])
 
     def _strides(self, host: HostContext, spatial: Sequence[V], given: Sequence[V] | None) -> list[V]:
         """Input strides of batch, channel, plane and row."""

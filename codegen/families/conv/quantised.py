@@ -14,7 +14,7 @@ from dhlo.codegen.families.conv.layout import Array
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.quantised_kernels import BLOCK, ByteConvKernel, emit_units, unit_channels
 from dhlo.codegen.families.conv.tiles import ConvTiles
-from dhlo.codegen.families.conv.tiles_form import columns_as_channels, has_form, is_few, layout_of_few
+from dhlo.codegen.families.conv.tiles_form import columns_as_channels
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import I8, I32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -40,14 +40,13 @@ class _UnitConv(Conv):
         return replace(super().params(module), heads=1, fill=self.fill)
 
     @property
-    def tiles(self) -> bool:
-        target = self.spec.target
-        has = target.tiles is not None and self.spec.left in target.tiles.products and self.spec.dot(I8) is not None
-        return has and has_form(self._layout(1), 1, self.stride, self.dilation)
+    def unit_channels(self) -> int:
+        return 1
 
     @property
-    def few(self) -> bool:
-        return self.tiles and is_few(self.in_channels // self.groups, 1)
+    def _has_tiles(self) -> bool:
+        target = self.spec.target
+        return target.tiles is not None and self.spec.left in target.tiles.products and self.spec.dot(I8) is not None
 
     @property
     def workspace_bytes(self) -> int:
@@ -118,12 +117,12 @@ class ByteConv:
         conv = self.conv
         panels, depth, panel = conv.layout.shape if not self.depthwise else (*conv.layout.shape, 1)
         own = 4 * panels * (depth + (0 if self.depthwise else 1)) * panel
-        return own + 4 * prod(layout_of_few(conv.layout, 1).shape) if conv.few else own
+        return own + sum(4 * prod(layout.shape) for layout in conv.layouts[1:])
 
     @property
     def key(self) -> tuple[object, ...]:
         """What the packed weights depend on besides the weights."""
-        return (self.conv.layout, self.conv.few, self.unit, None if self.depthwise else self._zero)
+        return (*self.conv.layouts, self.unit, None if self.depthwise else self._zero)
 
     def pack_weight(self, weight: Array) -> Array:
         """i8 weights [out_channels, in_channels / groups, *kernel] as the kernels read them, i32; of few channels twice, for tiles
@@ -141,9 +140,8 @@ class ByteConv:
         heads = np.zeros((self.groups, layout.panels * layout.panel), np.int64)
         heads[:, : sums.shape[1]] = sums
         own = np.concatenate([heads.astype(np.int32).reshape(panels.shape[0], 1, layout.panel), panels], 1)
-        if not self.conv.few:
-            return own
-        return np.concatenate([own.ravel(), layout_of_few(layout, 1).pack(columns_as_channels(units)).ravel()])
+        few = [of_tiles.pack(columns_as_channels(units)).ravel() for of_tiles in self.conv.layouts[1:]]
+        return np.concatenate([own.ravel(), *few]) if few else own
 
     def emit_kernels(self, module: KernelModule) -> None:
         """Adds the kernels to the module, once."""

@@ -68,8 +68,12 @@ def scratch_bytes(form: TileForm, f: Fn, images: V, planes: V, rows: V, columns:
     """Scratch of a worker for blocks of so many images, output planes, rows and columns. Tiles read up to 31 positions beyond the
     last."""
     image = f.mul(f.mul(images, form.planes(f, planes)), f.mul(form.plane(f, rows, columns), ROW_BYTES * form.step_groups))
-    outputs = f.mul(f.add(f.mul(rows, columns), TILE_ROWS), 4)
-    return f.add(f.add(image, outputs), _Scratch(form).outputs + (PANEL_ROWS + 1) * ROW_BYTES)
+    return f.add(f.add(image, _outputs_bytes(f, rows, columns)), _Scratch(form).outputs + PANEL_ROWS * ROW_BYTES)
+
+
+def _outputs_bytes(f: Fn, rows: V, columns: V) -> V:
+    """Of the list of where outputs lie, which is written in whole vectors; in whole lines, as the image follows."""
+    return f.mul(f.ceildivu(f.mul(f.add(f.mul(rows, columns), TILE_ROWS), 4), ROW_BYTES), ROW_BYTES)
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,7 @@ class TilesKernel:
         self.config, self.list, self.sums, self.rows, self.heads, self.weights, self.outputs = (
             f.gep(self.scratch, offset, I8) for offset in (0, at.list, at.sums, at.rows, at.heads, at.weights, at.outputs)
         )
-        taken = f.mul(f.ceildivu(f.mul(f.add(f.mul(rows, columns), TILE_ROWS), 4), ROW_BYTES), ROW_BYTES)
-        self.image = f.gep(self.outputs, taken, I8)
+        self.image = f.gep(self.outputs, _outputs_bytes(f, rows, columns), I8)
 
     def emit(self) -> str:
         """Walks the blocks touched by [begin, end); the weight panels of a block share its image."""

@@ -15,6 +15,7 @@
     narrow-images     images of convolutions are stored in the type that they are rounded to
     narrow-products   products of f16 read both sides as they lie in memory
     round-activations products of quantised weights round their rows to int8 as they read them: matmul -> rounded_matmul
+    round-codes       what is quantised is bounded once, before it is rounded as it is converted: round -> nearest
     fuse              dhlo.group: ops that are computed together
     readers-first     order of reads and writes of one memory
     split-counts      nonzero -> count_nonzero, fill_nonzero: a symbol's definition, then what needs it
@@ -84,6 +85,7 @@ from dhlo.passes.quantise_weights import quantise_weights
 from dhlo.passes.readers_first import readers_first
 from dhlo.passes.recurrent_states import recurrent_states
 from dhlo.passes.round_activations import round_activations
+from dhlo.passes.round_codes import round_codes
 from dhlo.passes.separate_state import separate_state
 from dhlo.passes.simplify import simplify
 from dhlo.passes.split_counts import split_counts
@@ -188,6 +190,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("narrow-images", plain(narrow_images)),
     Pass("narrow-products", plain(narrow_products)),
     Pass("round-activations", plain(round_activations)),
+    Pass("round-codes", round_codes),
     Pass("fuse", plain(fuse)),
     Pass("readers-first", plain(readers_first)),
     Pass("split-counts", plain(split_counts)),

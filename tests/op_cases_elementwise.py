@@ -8,7 +8,7 @@ from typing import Any
 from dhlo.ir.dialect import OPS, Kind, build
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import special
-from dhlo.ir.ops.movement import Broadcast, Concat, Pad, Reshape, Reverse, Slice, Take, Transpose
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Pad, Reshape, Reverse, Slice, Take, Transpose
 from dhlo.ir.types import TensorType, from_mlir
 from tests.programs import Draw, Part, anything, index_below, moderate, t, within
 
@@ -179,6 +179,20 @@ def _convert() -> list[Part]:
     return parts
 
 
+def _nearest() -> list[Part]:
+    """Integers and what lies halfway between two, and others."""
+
+    def body(x: Any) -> list[Any]:
+        half = build(Full, [], {"value": "0.5"}, results=[from_mlir(x)]).results[0]
+        halves = build(ew.Mul, [build(ew.Round, [x]).results[0], half]).results[0]
+        return [build(ew.Nearest, [y]).results[0] for y in (halves, x)]
+
+    def eager(x: Any) -> list[Any]:
+        return [y.round().int() for y in (x.round() * 0.5, x)]
+
+    return [Part([(t("f32", "n", "m"), within(-1e6, 1e6))], body, eager, label="f32 to the nearest i32")]
+
+
 _SAME_WIDTH = [
     ("f32", "i32"),
     ("i32", "f32"),
@@ -207,7 +221,7 @@ def _bitcast() -> list[Part]:
     return parts
 
 
-_CONVERSIONS = {ew.Convert: _convert, ew.Bitcast: _bitcast}
+_CONVERSIONS = {ew.Convert: _convert, ew.Bitcast: _bitcast, ew.Nearest: _nearest}
 CASES: dict[str, list[Part]] = {
     name: _CONVERSIONS[cls]() if cls in _CONVERSIONS else _cases(cls) for name, cls in OPS.items() if cls.kind is Kind.ELEMENTWISE
 }

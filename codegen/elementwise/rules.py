@@ -15,7 +15,7 @@ import torch
 from dhlo.codegen.elementwise import vmath
 from dhlo.codegen.elementwise.float8 import FLOAT8, from_float8, to_float8
 from dhlo.codegen.elementwise.vmath_base import any_lane, with_sign
-from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, Fn, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, Fn, V, vec
 from dhlo.codegen.target import Target
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import Op, attr, defining, number
@@ -374,6 +374,12 @@ def _ceil(fn: Fn, x: V) -> V:
 @rule(ew.Round)
 def _round(fn: Fn, x: V) -> V:
     return fn.unary("roundeven", x)
+
+
+@rule(ew.Nearest)
+def _nearest(fn: Fn, x: V) -> V:
+    ty, suffix = (vec(I32, x.lanes), f"v{x.lanes}") if x.lanes else (I32, "")
+    return fn.intrinsic(f"llvm.lrint.{suffix}i32.{suffix}f32", ty, x)  # in the rounding that programs are run with
 
 
 @rule(ew.Trunc)

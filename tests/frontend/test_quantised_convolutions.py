@@ -64,6 +64,13 @@ LAYERS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
     "grouped": ((8, 3, 3, 3), 4, {"padding": 1, "dilation": 2, "groups": 4}),
     "depthwise": ((48, 1, 3, 3), 24, {"padding": 1, "groups": 24}),
     "depthwise 5x5": ((10, 1, 5, 5), 10, {"padding": 2, "stride": 2, "groups": 10}),
+    "depthwise in one dim": ((6, 1, 11), 6, {"padding": 5, "groups": 6}),
+    "depthwise, two outputs of each": ((10, 1, 3, 2), 5, {"padding": (2, 1), "stride": (1, 2), "dilation": (2, 1), "groups": 5}),
+    "depthwise of far columns": ((4, 1, 2, 3), 4, {"padding": (0, 9), "dilation": (1, 9), "groups": 4}),
+    "depthwise of wide strides": ((4, 1, 3, 5), 4, {"padding": 2, "stride": (3, 4), "groups": 4}),
+    "depthwise of many points": ((3, 1, 17, 13), 3, {"padding": 8, "groups": 3}),
+    "depthwise, 3d": ((6, 1, 3, 3, 3), 6, {"padding": 1, "groups": 6}),
+    "depthwise, flat 3d": ((6, 1, 1, 3, 3), 6, {"padding": (0, 1, 1), "groups": 6}),
     "3d": ((10, 6, 3, 1, 2), 1, {"padding": (1, 0, 1)}),
 }
 
@@ -84,6 +91,26 @@ def test_layer(name: str, dtype: torch.dtype, zero: int) -> None:
     for n, *s in ((0, 7, 7, 7), (1, 5, 6, 7), (2, 17, 33, 8), (3, 70, 16, 5)):
         x = draw(n, *s)
         close(model(x), module(x), 1e-5)
+
+
+_WIDTHS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 511, 513, 1100)
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [(torch.uint8, 200), (torch.int8, 127)])
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1), (7, 2), (4, 3)])
+def test_depthwise_rows_of_all_sizes(kernel: int, stride: int, dtype: torch.dtype, zero: int) -> None:
+    """Whole register tiles and rests of them, in rows and in columns, at both edges of an image."""
+    torch.manual_seed(2)
+    module = Layer(dtype, zero, (5, 1, kernel, kernel), padding=kernel // 2, stride=stride, groups=5)
+    least = stride + 1 if stride > 1 else 1  # torch.export doesn't take sizes of one output beside those of more
+    height, width = (torch.export.Dim(name, min=least, max=2048) for name in "hw")
+    dims = {0: torch.export.Dim("n", max=64), 2: height, 3: width}
+    program = torch.export.export(module, (torch.randn(2, 5, 20, 20),), dynamic_shapes=(dims,))
+    model = dhlo.compile(program)
+    for rows, columns in [(9, w) for w in _WIDTHS] + [(h, 20) for h in (1, 2, 7, 8, 10, 16, 17)]:
+        if min(rows, columns) >= least:
+            x = torch.randn(2, 5, rows, columns) * 2
+            close(model(x), module(x), 1e-5)
 
 
 class Net(torch.nn.Module):

@@ -394,7 +394,7 @@ class Conv:
         rows = f.min(rows, f.mul(f.ceildivu(out[1], most), most))
         row_blocks = f.divu(f.add(out[1], f.sub(rows, 1)), f.max(rows, 1))
         count = f.mul(f.mul(f.mul(planes, out[0]), row_blocks), f.ceildivu(out[2], COLUMNS))
-        cycles = f.add(f.mul(f.mul(rows, f.ceildivu(columns, p.lanes)), p.points + _VECTOR_CYCLES), _ITEM_CYCLES)
+        cycles = f.add(f.mul(f.mul(rows, f.ceildivu(columns, p.lanes)), p.window_steps + _VECTOR_CYCLES), _ITEM_CYCLES)
         with f.when(f.cmp("gt", count, 0)):
             grain = f.add(f.divu(wake_cycles(host), cycles), 1)
             host.launch(f"{self.name}_depthwise", [*shared, rows, row_blocks, flat, *end], count, grain, depthwise_scratch_bytes(p))

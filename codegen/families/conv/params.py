@@ -9,9 +9,12 @@ from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.families.gemm.tiles_microkernel import STEP_UNITS
 from dhlo.codegen.kernel_ir.builder import BITS, Fn, KernelModule, V
 
-__all__ = ["TRANSPOSED_LD", "ConvParams", "Tiled", "Triple"]
+__all__ = ["COLUMNS_OF_STEP", "TRANSPOSED_LD", "ConvParams", "Tiled", "Triple"]
 
 Triple = tuple[int, int, int]
+COLUMNS_OF_STEP = 4
+"""Columns of a window that a dot product of bytes multiplies and adds."""
+
 # Leading dimension of the tile handed to the epilogue when positions were the broadcast operand: as many panels as fit in it,
 # the last of them written in whole vectors.
 TRANSPOSED_LD = 64
@@ -66,6 +69,7 @@ class ConvParams(Tiled):
     pairs: bool = False  # image and `code` are bf16, two channels are multiplied and added by a dot product
     tiles: bool = False  # the target's matrix registers may multiply image and weights
     few: bool = False  # of few channels then, whose weights they want otherwise than other kernels do
+    columns_side_by_side: bool = False  # depthwise, of bytes: a dot product multiplies and adds four columns of a window
 
     @property
     def nr(self) -> int:
@@ -83,7 +87,7 @@ class ConvParams(Tiled):
     @property
     def layout(self) -> WeightLayout:
         """How weights lie that kernels read."""
-        depthwise = self.group_in == 1 and not self.heads
+        depthwise = self.group_in == 1 and (not self.heads or self.columns_side_by_side)
         form = (0 if depthwise else self.panel, self.step, STEP_UNITS if self.tiles and not self.few else 1)
         return WeightLayout(self.groups, self.group_in, self.group_out, self.kernel, *form)
 
@@ -120,6 +124,16 @@ class ConvParams(Tiled):
     def points(self) -> int:
         """Kernel points."""
         return self.layout.points
+
+    @property
+    def row_steps(self) -> int:
+        """Of a depthwise sum, over a row of the window."""
+        return -(-self.kernel[2] // COLUMNS_OF_STEP) if self.columns_side_by_side else self.kernel[2]
+
+    @property
+    def window_steps(self) -> int:
+        """Of a depthwise sum."""
+        return self.kernel[0] * self.kernel[1] * self.row_steps
 
     @property
     def depth(self) -> int:

@@ -10,8 +10,9 @@ import numpy as np
 
 from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.depthwise_bytes import has_byte_rows
 from dhlo.codegen.families.conv.layout import Array
-from dhlo.codegen.families.conv.params import ConvParams
+from dhlo.codegen.families.conv.params import COLUMNS_OF_STEP, ConvParams
 from dhlo.codegen.families.conv.quantised_kernels import BLOCK, ByteConvKernel, emit_units, unit_channels
 from dhlo.codegen.families.conv.tiles import ConvTiles
 from dhlo.codegen.families.conv.tiles_form import columns_as_channels
@@ -62,13 +63,24 @@ class _UnitConv(Conv):
 
 
 @dataclass(frozen=True)
+class _ByteDepthwise(Conv):
+    """Each channel by itself, read as bytes. `fill` is four times the byte that lies outside of the image, as a number."""
+
+    fill: int = 0
+
+    def params(self, module: KernelModule) -> ConvParams:
+        return replace(super().params(module), heads=1, fill=self.fill, columns_side_by_side=True)
+
+
+@dataclass(frozen=True)
 class ByteConv:
     """A dhlo.conv_bytes by its static parameters: those of `Conv`, and of the image whether its bytes are `unsigned` and which
     stands for `zero`.
 
     The image is brought to units of some channels first, which an instruction takes at once; the rest is `Conv`'s. Each
-    channel by itself (depthwise) is widened to i32 instead. What `zero` adds to a sum is the same everywhere, as padding holds it,
-    too: sums begin with its opposite, which lies beside the weights.
+    channel by itself (depthwise) is read as it lies where columns of windows can be multiplied by dot products, and widened to i32
+    first elsewhere. What `zero` adds to a sum is the same everywhere, as padding holds it, too: sums begin with its opposite, which
+    lies beside the weights.
     """
 
     in_channels: int
@@ -86,9 +98,16 @@ class ByteConv:
         return self.in_channels == self.groups
 
     @property
+    def as_it_lies(self) -> bool:
+        """Whether kernels read the image itself: of depthwise convolutions over one or two dims."""
+        kernel, pads = (1, 1, *self.kernel)[-3:], ((0, 0), (0, 0), *self.padding)[-3:]
+        flat = kernel[0] == 1 and pads[0] == (0, 0)
+        return self.depthwise and flat and has_byte_rows(kernel[-1], self.stride[-1], self.dilation[-1], self.spec)
+
+    @property
     def units(self) -> int:
-        """Of a group: i32s for a position."""
-        return 1 if self.depthwise else -(-(self.in_channels // self.groups) // self.unit)
+        """Of a group: i32s for a position that the image is brought to, if it is."""
+        return 0 if self.as_it_lies else 1 if self.depthwise else -(-(self.in_channels // self.groups) // self.unit)
 
     @property
     def unit(self) -> int:
@@ -104,6 +123,9 @@ class ByteConv:
     def conv(self) -> Conv:
         """The convolution of i32s that is left."""
         static = (self.out_channels, self.kernel, self.stride, self.padding, self.dilation, self.groups, I32)
+        if self.as_it_lies:
+            fill = int.from_bytes((self.zero % 256).to_bytes(1, "little") * 4, "little", signed=True)
+            return _ByteDepthwise(self.in_channels, *static, spec=self.spec, image=I8, fill=fill)
         if self.depthwise:
             return Conv(self.in_channels, *static, spec=self.spec)
         spec = replace(self.spec, mr=self.spec.mr - 2) if self.unit == 4 and self.spec.widens(I8) else self.spec
@@ -115,6 +137,8 @@ class ByteConv:
     def weight_bytes(self) -> int:
         """Of the packed weights."""
         conv = self.conv
+        if self.as_it_lies:
+            return 4 * self.out_channels * (1 + prod(self.kernel[:-1]) * -(-self.kernel[-1] // COLUMNS_OF_STEP))
         panels, depth, panel = conv.layout.shape if not self.depthwise else (*conv.layout.shape, 1)
         own = 4 * panels * (depth + (0 if self.depthwise else 1)) * panel
         return own + sum(4 * prod(layout.shape) for layout in conv.layouts[1:])
@@ -122,12 +146,15 @@ class ByteConv:
     @property
     def key(self) -> tuple[object, ...]:
         """What the packed weights depend on besides the weights."""
-        return (*self.conv.layouts, self.unit, None if self.depthwise else self._zero)
+        read = self.depthwise and not self.as_it_lies
+        return (*self.conv.layouts, self.unit, self.as_it_lies, None if read else self._zero)
 
     def pack_weight(self, weight: Array) -> Array:
         """i8 weights [out_channels, in_channels / groups, *kernel] as the kernels read them, i32; of few channels twice, for tiles
         behind those of other kernels."""
         layout = self.conv.layout
+        if self.as_it_lies:
+            return self._pack_rows(weight)
         if self.depthwise:
             return layout.pack(weight.astype(np.int32))
         out, group_in, *kernel = weight.shape
@@ -143,9 +170,18 @@ class ByteConv:
         few = [of_tiles.pack(columns_as_channels(units)).ravel() for of_tiles in self.conv.layouts[1:]]
         return np.concatenate([own.ravel(), *few]) if few else own
 
+    def _pack_rows(self, weight: Array) -> Array:
+        """[out_channels, 1 + steps of a window] of i32: what sums begin with, and columns of rows."""
+        rows = weight.reshape(self.out_channels, -1, self.kernel[-1])
+        padded = np.zeros((*rows.shape[:2], -(-self.kernel[-1] // COLUMNS_OF_STEP) * COLUMNS_OF_STEP), np.int8)
+        padded[..., : self.kernel[-1]] = rows
+        heads = -self._zero * rows.sum((1, 2), dtype=np.int64)
+        return np.concatenate([heads.astype(np.int32)[:, None], padded.reshape(self.out_channels, -1).view(np.int32)], 1)
+
     def emit_kernels(self, module: KernelModule) -> None:
         """Adds the kernels to the module, once."""
-        self._emit_units(module)
+        if not self.as_it_lies:
+            self._emit_units(module)
         self.conv.emit_kernels(module)
 
     def _emit_units(self, module: KernelModule) -> str:
@@ -156,6 +192,9 @@ class ByteConv:
         self, host: HostContext, *, x: V, w: V, sizes: Sequence[V], workspace: V, epilogue: V, epilogue_args: V
     ) -> None:
         """As `Conv.emit_launch`, of a dense image; `workspace` has room for an i32 for each position and unit."""
+        if self.as_it_lies:
+            self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args)
+            return
         f = host.fn
         positions = f.i64(1)
         for n in sizes[1:]:

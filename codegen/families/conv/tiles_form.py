@@ -58,9 +58,11 @@ def has_form(layout: WeightLayout, step: int, stride: Sequence[int], dilation: S
     kernel = layout.kernel
     dims = [Phases(k, s, 0, d) for k, s, d in zip(kernel, stride, dilation, strict=True)]
     near = all(dim.reach <= _MOST_REACH for dim in dims)
-    near = near and layout.points <= _MOST_POINTS and prod(len(dim.all) for dim in dims) <= _MOST_PHASES
+    few = is_few(layout.group_in, step)
+    points = prod(kernel[:-1]) if few else layout.points
+    near = near and points <= _MOST_POINTS and prod(len(dim.all) for dim in dims) <= _MOST_PHASES
     most, columns = STEP_UNITS * step, layout.group_in * kernel[-1]
-    return near and (not is_few(layout.group_in, step) or most // 4 <= columns <= most)
+    return near and (not few or most // 4 <= columns <= most)
 
 
 def is_few(group_in: int, step: int) -> bool:

@@ -311,6 +311,21 @@ class Round(Unary, name="round"):
         return x.round()
 
 
+class Nearest(Unary, name="nearest"):
+    """f32 to the nearest i32, ties to even. What i32 doesn't hold becomes what its conversion without rounding does."""
+
+    takes = "f"
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        if operands[0].dtype.name != "f32":
+            raise TypeError_(f"f32 expected, not {operands[0]}")
+        return [operands[0].with_dtype("i32")]
+
+    def torch(self, x: Any) -> Any:
+        return x.round()
+
+
 class Trunc(Unary, name="trunc"):
     takes = "f"
 

@@ -92,7 +92,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--network", help="names, separated by commas; by default all")
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
     parser.add_argument(
-        "--dtype", choices=convnets_narrow.DTYPES, help="in that type, beside f32 and peers that have it; nothing is kept"
+        "--dtype", choices=convnets_narrow.FORMS, help="in that type, beside f32 and peers that have it; nothing is kept"
     )
     return parser.parse_args()
 
@@ -107,14 +107,14 @@ def main() -> int:
         print(f"error: {e}", file=sys.stderr)
         return 2
     if a.dtype:
-        peers = [p for p in a.peer.split(",") if p in convnets_narrow.NARROW_PEERS]
-        told = f"{'network':16} {'/f32':>6} {'least':>5} {'/best':>6} {'least':>5}"
-        print(f"{told}  by shape, time in f32 and the best of {','.join(peers)}'s over ours")
+        peers = convnets_narrow.peers_of(a.dtype, a.peer.split(","))
+        told = f"{'network':16} {'/f32':>6} {'least':>5} {'/best':>6} {'least':>5} {'error':>7} {'best':>7}"
+        print(f"{told}  by shape, time in f32 and the best of {', '.join(peers)}'s over ours")
         failed = False
         for w in chosen:
             try:
-                least = convnets_narrow.compare(w, convnets_narrow.DTYPES[a.dtype], a.threads, a.budget, peers)
-                print(convnets_narrow.row(w, least), flush=True)
+                figures = convnets_narrow.compare(w, a.dtype, a.threads, a.budget, peers)
+                print(convnets_narrow.row(w, figures), flush=True)
             except Exception as e:  # of a peer, or of torch.export, which doesn't write all networks in all types
                 print(f"{w.name:16} {type(e).__name__}: {str(e).splitlines()[0]}", flush=True)
                 failed = True

@@ -21,6 +21,7 @@ from dhlo.codegen.families.conv.chain_window import First, Window
 from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule
 from dhlo.options import Options
 from tests.targets import TARGET, TILES
+from tests.unreadable import check_beside_unreadable
 
 SIZES = [(1, 1, 1), (1, 7, 7), (2, 14, 14), (1, 15, 13), (3, 9, 33), (1, 56, 57), (1, 2, 130), (2, 40, 3), (1, 21, 500)]
 
@@ -99,6 +100,17 @@ def test_of_reduced_floats_at_all_sizes(
         assert (got - want).abs().max() <= tolerance * want.abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels,stride", [(3, 1), (16, 1), (5, 2)])
+def test_nothing_beside_the_image_is_read(channels: int, stride: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Chain(channels, 20, 3)
+    model.expand[0] = nn.Conv2d(channels, 20, 2 * stride - 1, stride, stride - 1)
+    ours = compiled(model.to(dtype).eval(), channels, dtype, least=7)
+    assert chains(ours) == 1
+    check_beside_unreadable(ours, torch.randn(1, channels, 9, 11).to(dtype))
+
+
 @pytest.mark.parametrize(
     "channels,hidden,k,stride,padding,dilation,act",
     [
@@ -110,22 +122,22 @@ def test_of_reduced_floats_at_all_sizes(
         (12, 48, 1, 2, 0, 1, nn.ReLU6),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 5e-6), (torch.float64, 1e-13), (torch.bfloat16, 2e-2)])
 def test_strided_windows_before_the_depthwise_ones(
-    channels: int, hidden: int, k: Any, stride: Any, padding: Any, dilation: Any, act: Any, dtype: torch.dtype
+    channels: int, hidden: int, k: Any, stride: Any, padding: Any, dilation: Any, act: Any, dtype: torch.dtype, tolerance: float
 ) -> None:
     torch.manual_seed(0)
     model = Chain(channels, hidden, 3, act=act)
     model.expand[0] = nn.Conv2d(channels, hidden, k, stride, padding, dilation)
-    wide = model.double().eval()
-    least = 7
-    ours = compiled(copy.deepcopy(model).to(dtype), channels, dtype, least=least)
+    narrow = model.to(dtype).eval()
+    wide, least = copy.deepcopy(narrow).double(), 7
+    ours = compiled(narrow, channels, dtype, least=least)
     assert chains(ours) == 1
     for b, h, w in (*(s for s in SIZES if min(s[1:]) >= least), (0, 9, 9), (2, 112, 31), (1, 33, 64)):
-        x = torch.randn(b, channels, h, w).double()
-        want, got = wide(x), ours(x.to(dtype))
+        x = torch.randn(b, channels, h, w, dtype=torch.float64).to(dtype)
+        want, got = wide(x.double()), ours(x)
         assert got.shape == want.shape
-        assert not want.numel() or (got - want).abs().max() <= (5e-6 if dtype is torch.float32 else 1e-13) * want.abs().max()
+        assert not want.numel() or (got - want).abs().max() <= tolerance * want.abs().max()
 
 
 def test_windows_that_winograd_may_compute_stay_on_their_own() -> None:

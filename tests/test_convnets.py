@@ -11,6 +11,7 @@ import torch
 from benchmarks import convnets_narrow, measure
 from benchmarks.convnets import main, networks, table
 from dhlo.bench.ceilings import Ceilings
+from dhlo.bench.peers import PEERS
 
 
 def test_every_network_has_shapes_within_its_dims() -> None:
@@ -46,12 +47,29 @@ def test_table() -> None:
     assert table([{**result, "peers": {"dhlo": {"error": "no kernel"}}}])[1].endswith("no kernel")
 
 
-def test_networks_in_narrow_types_are_compared() -> None:
+@pytest.mark.parametrize("form", ["bf16", "int8"])
+def test_networks_in_narrow_types_are_compared(form: str) -> None:
+    if form == "int8":
+        pytest.importorskip("torchao")
+    w = networks(tiny=True)["resnet18" if form == "int8" else "whisper_front"]
+    figures = convnets_narrow.compare(w, form, 1, 0.0, convnets_narrow.peers_of(form, ["eager"]))
+    assert [len(f.least) for f in figures] == [len(w.shapes)] * (2 if form == "int8" else 3)
+    assert min(t for f in figures for t in f.least) > 0
+    assert max(figures[0].errors) == 0 and all(0 < max(f.errors) < 0.2 for f in figures[1:])
+
+
+def test_narrow_row() -> None:
     w = networks(tiny=True)["whisper_front"]
-    least = convnets_narrow.compare(w, torch.bfloat16, 1, 0.0)
-    assert [len(times) for times in least] == [len(w.shapes)] * 3 and min(map(min, least)) > 0
-    line = convnets_narrow.row(w, [[2.0, 4.0], [1.0, 1.0], [4.0, 1.0]])
-    assert line.split()[:5] == ["whisper_front", "2.83", "2.00", "2.00", "1.00"]
+    times, errors = ([2.0, 4.0], [1.0, 1.0], [4.0, 1.0]), ([0.0, 0.0], [0.01, 0.02], [0.03, 0.01])
+    line = convnets_narrow.row(w, [convnets_narrow.Figures(t, e) for t, e in zip(times, errors, strict=True)])
+    assert line.split()[:7] == ["whisper_front", "2.83", "2.00", "2.00", "1.00", "2.0e-02", "3.0e-02"]
+
+
+def test_wrong_results_are_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = networks(tiny=True)["whisper_front"]
+    monkeypatch.setattr(PEERS["dhlo"], "tensors", lambda self, x: [x.relu() if x.dtype == torch.bfloat16 else x])
+    with pytest.raises(ValueError, match="of their scale from f32's, those of peers"):
+        convnets_narrow.compare(w, "bf16", 1, 0.0)
 
 
 def test_options(monkeypatch: pytest.MonkeyPatch) -> None:

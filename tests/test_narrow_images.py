@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from torch.export import Dim
 
 import dhlo
 from tests.targets import TARGET
+from tests.unreadable import check_beside_unreadable
 
 # Half a unit in the last place of a result, and of the bias before that: sums in f32 add little.
 EPS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -165,24 +164,10 @@ def test_pairs_are_multiplied_by_dot_products() -> None:
     "form", [(3, 20, 3, 1, 1, 1, 1), (5, 9, 1, 1, 0, 1, 1), (4, 4, 3, 1, 1, 1, 4), (32, 32, 3, 1, 1, 1, 1)], ids=str
 )
 def test_nothing_beside_the_image_is_read(form: tuple[int, ...]) -> None:
-    """Its last element is the last of a page before one that can't be read, and its first the first of one after such."""
     torch.manual_seed(0)
     model = Layer(*form).bfloat16().eval()
     ours = compiled(model, form[0], torch.bfloat16)
-    page = mmap.PAGESIZE
-    x = torch.randn(1, form[0], 9, 11).bfloat16()
-    pages = -(-x.nbytes // page)
-    memory = mmap.mmap(-1, (pages + 2) * page)
-    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    libc = ctypes.CDLL(None)
-    for at in (0, page * (pages + 1)):
-        assert libc.mprotect(ctypes.c_void_p(base + at), page, mmap.PROT_READ & 0) == 0
-    for start in (page, page * (pages + 1) - x.nbytes):
-        there = torch.frombuffer(memory, dtype=torch.bfloat16, count=x.numel(), offset=start).view(x.shape)
-        there.copy_(x)
-        assert torch.equal(ours(there), ours(x))
-    for at in (0, page * (pages + 1)):
-        libc.mprotect(ctypes.c_void_p(base + at), page, mmap.PROT_READ | mmap.PROT_WRITE)
+    check_beside_unreadable(ours, torch.randn(1, form[0], 9, 11).bfloat16())
 
 
 class Weighted(nn.Module):

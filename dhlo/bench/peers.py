@@ -201,12 +201,15 @@ class Ort(Peer, peer="ort"):
     needs: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx", "onnxscript")
 
     def build(self) -> None:
-        onnxruntime: Any = import_module("onnxruntime")
         self.folder = tempfile.TemporaryDirectory(prefix="dhlo-bench-")
         path = str(Path(self.folder.name) / "model.onnx")
         converted = torch.onnx.export(self._exported(), dynamo=True, optimize=True, external_data=True, verbose=False)
         assert converted is not None
         converted.save(path, external_data=True)
+        self._open(path)
+
+    def _open(self, path: str) -> None:
+        onnxruntime: Any = import_module("onnxruntime")
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1

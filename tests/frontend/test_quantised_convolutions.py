@@ -16,6 +16,7 @@ import dhlo
 from dhlo.codegen.families.conv.winograd import Winograd
 from dhlo.ir.ops.quantised import CODES, dequantize
 from dhlo.passes.quantise_weights import Format, quantise
+from tests.unreadable import check_beside_unreadable
 
 Q = torch.ops.quantized_decomposed
 BYTES = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
@@ -111,6 +112,35 @@ def test_depthwise_rows_of_all_sizes(kernel: int, stride: int, dtype: torch.dtyp
         if min(rows, columns) >= least:
             x = torch.randn(2, 5, rows, columns) * 2
             close(model(x), module(x), 1e-5)
+
+
+class OfBytes(torch.nn.Module):
+    """A convolution of bytes as the caller gives them."""
+
+    def __init__(self, kernel: int, stride: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 128, (5, 1, kernel, kernel), dtype=torch.int8))
+        self.stride, self.padding = stride, kernel // 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        image = Q.dequantize_per_tensor(x, STEP, 77, 0, 255, torch.uint8)
+        w = Q.dequantize_per_tensor(self.weight, 0.01, 0, -128, 127, torch.int8)
+        return torch.nn.functional.conv2d(image, w, stride=self.stride, padding=self.padding, groups=5)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (7, 1)])
+def test_nothing_beside_depthwise_images_is_read(kernel: int, stride: int) -> None:
+    torch.manual_seed(0)
+    module = OfBytes(kernel, stride)
+    dims = {0: torch.export.Dim("n", max=64), 2: torch.export.Dim("h", min=5, max=64), 3: torch.export.Dim("w", min=5, max=64)}
+    draw: Any = lambda *size: torch.randint(0, 256, size, dtype=torch.uint8)
+    texts: dict[str, str] = {}
+    program = torch.export.export(module, (draw(2, 5, 20, 20),), dynamic_shapes=(dims,))
+    model = dhlo.compile(program, dump=texts.__setitem__)
+    assert texts["fuse"].count("dhlo.conv_bytes") == 1
+    x = draw(1, 5, 13, 11)
+    close(model(x), module(x), 1e-5)
+    check_beside_unreadable(model, x)
 
 
 class Net(torch.nn.Module):

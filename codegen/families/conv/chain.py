@@ -19,6 +19,7 @@ from dhlo.codegen.families.conv.quantised_weights import code_of, coded_bytes, p
 from dhlo.codegen.families.conv.step import image_of, parameters
 from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue
 from dhlo.codegen.families.family import ChoiceFamily
+from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.families.lowering import GroupHost, Lowering, view_pointer
 from dhlo.codegen.kernel_ir.builder import BITS
 from dhlo.errors import InternalError
@@ -68,10 +69,11 @@ class ConvChainFamily(ChoiceFamily):
         self.depthwise = d
         self.weights = expanding.detach().contiguous(), mixing.detach().contiguous()
         e = self.expansion
-        # In panels even of one input channel, which elsewhere is a depthwise convolution.
-        self.layout = WeightLayout(1, e.in_channels, e.out_channels, e.kernel, d.spec.panel(d.elem))
         first = First(*_of_images(self.expansion))
-        self.window = Window(*_of_images(d), d.elem, d.spec, first, code, stored)
+        pairs = stored == code == BF16 and d.spec.bf16_dot is not None and d.spec.target.tiles is None and e.in_channels > 1
+        self.window = Window(*_of_images(d), d.elem, d.spec, first, code, stored, pairs)
+        # In panels even of one input channel, which elsewhere is a depthwise convolution.
+        self.layout = WeightLayout(1, e.in_channels, e.out_channels, e.kernel, d.spec.panel(d.elem), self.window.step)
 
     def emit_kernels(self) -> None:
         low, w, group = self.low, self.window, self.group

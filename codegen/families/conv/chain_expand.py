@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from dhlo.codegen.elementwise.emit import Emitter, Slot
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.conv.chain_window import Window, part_of_row
-from dhlo.codegen.families.conv.image import load_elements
+from dhlo.codegen.families.conv.image import load_elements, load_pairs
 from dhlo.codegen.families.conv.microkernel import emit_products
 from dhlo.codegen.families.epilogue import Epilogue, repeated_buffers, set_sums
 from dhlo.codegen.families.gemm.register_tile import TileSpec
@@ -49,11 +49,12 @@ class Rows:
 
 def emit_pack(w: Window, module: KernelModule) -> str:
     """`pack(x, channel_stride, channels, ih, iw, y, width, slot, to)`: what row `y` of the first convolution's result reads of the
-    image `x`, in parts of the row as `part_of_row` cuts it, `slot` elements apart, each as [kernel point][channel][mr]. Where the
-    image is `bounded`, two more arguments say where."""
+    image `x`, in parts of the row as `part_of_row` cuts it, `slot` elements apart, each as [kernel point][channel, or pair of
+    such][mr]. Where the image is `bounded`, two more arguments say where."""
     first, mr, lanes = w.first, w.spec.mr, w.lanes
     key = hashlib.sha256(repr(first).encode()).hexdigest()[:8]
     name = f"conv_pack_row_{w.elem}_{w.spec.name}" + ("" if first.pointwise else f"_{key}") + (f"_{w.image}" if w.image else "")
+    name += "_pairs" if w.pairs else ""
     if name in module.functions:
         return name
     numbers = ("channel_stride", "channels", "ih", "iw", "y", "width", "slot")
@@ -80,13 +81,19 @@ def emit_pack(w: Window, module: KernelModule) -> str:
                     masks = [_inside(f, steps, c, limit) for c in columns]
                 number = f.add(f.mul(ky.iv, first.kernel[1]), kx)
                 source = f.gep(x, f.add(f.mul(row, iw), columns[0]), w.stored)
-                target = f.gep(dst, f.mul(f.mul(number, channels), mr), w.elem)
-                with f.loop(0, channels, 1, [source, target]) as c:  # each overwrites what a vector writes past the one before
+                target = f.gep(dst, f.mul(f.mul(number, f.ceildivu(channels, w.step)), mr), w.elem)
+                with f.loop(0, channels, w.step, [source, target]) as c:  # each overwrites what a vector writes past the one before
                     p, q = c.carried
                     for s, mask in zip(starts, masks, strict=True):
-                        value = load_elements(f, w, f.gep(p, s * step, w.stored), lanes, step=step, mask=mask, bounds=limits)
+                        at = f.gep(p, s * step, w.stored)
+                        if w.pairs:
+                            both = f.cmp("lt", f.add(c.iv, 1), channels)
+                            other = f.gep(at, f.select(both, stride, 0), w.stored)
+                            value = load_pairs(f, at, other, lanes, step=step, mask=mask, both=both, bounds=limits)
+                        else:
+                            value = load_elements(f, w, at, lanes, step=step, mask=mask, bounds=limits)
                         f.store(value, f.gep(q, s, w.elem))
-                    c.yield_(f.gep(p, stride, w.stored), f.gep(q, mr, w.elem))
+                    c.yield_(f.gep(p, f.mul(stride, w.step), w.stored), f.gep(q, mr, w.elem))
     f.done()
     return name
 
@@ -139,7 +146,7 @@ def _lower_tile(w: Window, module: KernelModule, r: Rows, spec: TileSpec, rows: 
     k = GroupKernel(module, r.group, r.checks, _TILE_ARGS, slots=slots)
     f, em = k.fn, k.em
     _, x, weights, depth, out, batch, m0, n0, nr = f.args
-    sums = emit_products(f, w.elem, rows, spec, x, w.spec.mr, weights, w.panel, depth)
+    sums = emit_products(f, w.elem, rows, spec, x, w.spec.mr, weights, w.panel, depth, pairs=w.pairs)
     positions = [Index(f.add(n0, i)) for i in range(rows)]
     anchor = r.anchor.results[0]
     repeated_buffers(k, anchor)

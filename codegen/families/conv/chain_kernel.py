@@ -3,7 +3,7 @@
 Items are (image, band of output rows, panel of channels), the panel fastest. Of a band, a worker packs the input once, and for each
 panel keeps in its scratch, channels innermost so that they fill vectors at any width and stride of the image:
 
-    windows    [expanded row][part of the row][kernel point][input channel][rows of a register tile]
+    windows    [expanded row][part of the row][kernel point][input channel, or pair][rows of a register tile]
     expanded   [expanded row][padding | width | padding][panel]  zeros where the image ends
     sums       [output position][panel]                          of some rows, transposed for the epilogue
     decoded    [depth of the first sum][panel]                   where its weights are kept as codes
@@ -45,7 +45,7 @@ def _fixed_elements(w: Window) -> int:
 def scratch_bytes(w: Window, f: Fn, depth: int, width: V, out_width: V, rows: V) -> V:
     """Scratch of a worker for bands of up to `rows` expanded rows."""
     sums = f.mul(f.add(f.max(out_width, _POSITIONS), w.lanes), w.panel)
-    fixed = _fixed_elements(w) + (depth * w.panel if w.code else 0)
+    fixed = _fixed_elements(w) + (depth * w.panel if w.decodes else 0)
     return f.mul(f.add(f.add(sums, fixed), f.mul(rows, w.row_elements(f, depth, width))), w.bytes)
 
 
@@ -125,7 +125,7 @@ class _Kernel:
         self.expanded = f.gep(self.sums, f.mul(f.add(f.max(a.ow, _POSITIONS), w.lanes), w.panel), w.elem)
         self.packed = f.gep(self.expanded, f.mul(a.held, self.row), w.elem)
         self.packed_row = f.mul(f.ceildivu(a.w, w.spec.mr), self.slot)
-        self.decoded = f.gep(self.packed, f.mul(a.held, self.packed_row), w.elem) if w.code else None
+        self.decoded = f.gep(self.packed, f.mul(a.held, self.packed_row), w.elem) if w.decodes else None
 
     def emit(self) -> str:
         """Walks the bands touched by [begin, end); the panels of a band share its packed input."""

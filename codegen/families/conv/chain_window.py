@@ -44,11 +44,22 @@ class Window(_OfImages, Tiled):
     first: First
     code: str = ""  # the form in which the first convolution's weights are kept, where it isn't `elem`; see quantised_weights
     image: str = ""  # the type of the image in memory, where it isn't `elem`
+    pairs: bool = False  # image and `code` are bf16, two channels of the first convolution are multiplied by a dot product
 
     @property
     def stored(self) -> str:
         """The type of the image in memory."""
         return self.image or self.elem
+
+    @property
+    def step(self) -> int:
+        """Input channels of a step of the first convolution's sums."""
+        return 2 if self.pairs else 1
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the first convolution's weights are widened to the scratch."""
+        return bool(self.code) and not self.pairs
 
     @property
     def bounded(self) -> bool:
@@ -61,6 +72,7 @@ class Window(_OfImages, Tiled):
         key = (self.kernel, self.stride, self.padding, self.dilation, self.elem, self.spec.name, self.first)
         size = "x".join(map(str, self.kernel))
         coded = (f"_{self.code}" if self.code else "") + (f"_of_{self.image}" if self.image else "")
+        coded += "_pairs" if self.pairs else ""
         return f"conv_chain_{self.elem}_{size}_{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}{coded}"
 
     @property

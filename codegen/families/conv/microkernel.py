@@ -100,16 +100,21 @@ def share_of_fetching(f: Fn, row_bytes: int, ahead: V, k: V, tile: V, tiles: V) 
     return f.gep(ahead, f.mul(f.min(f.mul(tile, step), row_bytes), k), I8), step
 
 
-def emit_products(f: Fn, elem: str, mr: int, spec: TileSpec, a: V, lda: V | int, b: V, ldb: int, k: V) -> list[V]:
-    """The sums over k of a[k*lda + i] * b[k*ldb + j], i < mr, j < NR = spec.nr(elem): row by row, vector by vector."""
+def emit_products(
+    f: Fn, elem: str, mr: int, spec: TileSpec, a: V, lda: V | int, b: V, ldb: int, k: V, *, pairs: bool = False
+) -> list[V]:
+    """The sums over k of a[k*lda + i] * b[k*ldb + j], i < mr, j < NR = spec.nr(elem): row by row, vector by vector. With `pairs` a
+    and b hold pairs of bf16 in place of f32."""
     lanes = spec.lanes(elem)
     ty = vec(elem, lanes)
     with f.loop(0, k, 1, [a, b, *[f.const(0.0, ty)] * (mr * spec.vectors)]) as lp:
         pa, pb, *sums = lp.carried
-        row = [f.load(f.gep(pb, h * lanes, elem), ty) for h in range(spec.vectors)]
-        for i, x in enumerate(broadcast_each(f, pa, mr, elem, lanes)):
+        unit = I32 if pairs else elem
+        row = [f.load(f.gep(pb, h * lanes, elem), vec(unit, lanes)) for h in range(spec.vectors)]
+        for i, x in enumerate(broadcast_each(f, pa, mr, unit, lanes)):
             for h, y in enumerate(row):
-                sums[i * len(row) + h] = f.fma(x, y, sums[i * len(row) + h])
+                at = i * len(row) + h
+                sums[at] = multiply_add(f, BF16 if pairs else elem, spec, x, y, sums[at])
         lp.yield_(f.gep(pa, lda, elem), f.gep(pb, ldb, elem), *sums)
     return lp.results[2:]
 

@@ -65,10 +65,16 @@ def test_narrow_row() -> None:
     assert line.split()[:7] == ["whisper_front", "2.83", "2.00", "2.00", "1.00", "2.0e-02", "3.0e-02"]
 
 
+def test_networks_that_stay_as_they_are_are_no_figures() -> None:
+    pytest.importorskip("torchao")
+    with pytest.raises(ValueError, match="leaves all convolutions as they are"):
+        convnets_narrow.compare(networks(tiny=True)["whisper_front"], "int8", 1, 0.0, [])
+
+
 def test_wrong_results_are_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     w = networks(tiny=True)["whisper_front"]
     monkeypatch.setattr(PEERS["dhlo"], "tensors", lambda self, x: [x.relu() if x.dtype == torch.bfloat16 else x])
-    with pytest.raises(ValueError, match="of their scale from f32's, those of peers"):
+    with pytest.raises(ValueError, match="of their scale from f32's, those of others"):
         convnets_narrow.compare(w, "bf16", 1, 0.0)
 
 

@@ -423,7 +423,8 @@ def _select(fn: Fn, c: V, a: V, b: V) -> V:
 def _convert(fn: Fn, op: ew.Convert, x: V) -> V:
     src, dst = (DTYPES[_dtype(v)] for v in (op.operands[0], op.results[0]))
     if dst.is_int and src.is_float:
-        wide = fn.cast(x, "i64" if dst.name == "i64" else "i32")
+        # Frozen: LLVM would leave memory as it is where it knows that the integer doesn't hold x, as of NaN.
+        wide = fn.freeze(fn.cast(x, "i64" if dst.name == "i64" else "i32"))
         return fn.cast(wide, dst.register) if wide.elem != dst.register else wide
     y = fn.cast(x, dst.register)
     inexact = src.bits >= dst.bits if src.is_float else src.is_int and (src.bits > 8 or dst.bits == 8)

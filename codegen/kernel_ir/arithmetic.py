@@ -246,6 +246,10 @@ class Arithmetic(ABC):
             return self._conv("trunci", a, elem)
         return self._conv("extui" if src == I1 or not signed else "extsi", a, elem)
 
+    def freeze(self, a: V) -> V:
+        """The same, or some number of its type where LLVM takes it for undefined."""
+        return self.op(a.type, f"llvm.freeze {a.name} : {a.type}")
+
     def bitcast(self, a: V, elem: str) -> V:
         return self._conv("bitcast", a, elem)
 

@@ -30,7 +30,8 @@ _FAR: Final = 24
 
 def round_codes(module: Module, weights: Weights) -> None:
     """Turns `bytes(clamp(round(y) + zero, low, high))` into `bytes(nearest(clamp(y, low - zero, high - zero)) + zero)`. Its bounds
-    take in those of what y is a multiple of (a relu's, say). Every result stays the same, that of NaN too."""
+    take in those of what y is a multiple of (a relu's, say). Every result stays the same, that of NaN too, with the weights as they
+    are."""
     for block in bodies(module):
         if any([_rewrite(op, weights) for op in list(walk(block)) if isinstance(op, ew.Convert)]):  # all of them
             erase_dead(block)

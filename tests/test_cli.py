@@ -176,14 +176,14 @@ def test_dumps(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     out, error = call("compile", program, "-o", tmp_path / "x.so", "--dump-dir", folder, code=1)
     assert "no luck" in error and "how to run what failed" in out
     script = (folder / "reproduce.sh").read_text()
-    alone = r"^DHLO_VERIFY_PASSES=1 dhlo opt \d+-round-activations.mlir --fuse -o /dev/null$"
+    alone = r"^DHLO_VERIFY_PASSES=1 dhlo opt \d+-round-codes.mlir --fuse -o /dev/null$"
     assert re.search(alone, script, re.MULTILINE), script
     assert "# no luck" in script and "\n# dhlo" in script
     subprocess.run(["sh", "-n", folder / "reproduce.sh"], check=True)
     monkeypatch.setattr("dhlo.compiler.PASSES", PASSES)
     call("compile", program, "-o", tmp_path / "x.so", "--dump-dir", folder, "--pass", "os.path:join", code=1)
     script = (folder / "reproduce.sh").read_text()
-    assert re.search(r"^# what stood before pass join: \d+-round-activations.mlir$", script, re.MULTILINE), script
+    assert re.search(r"^# what stood before pass join: \d+-round-codes.mlir$", script, re.MULTILINE), script
 
 
 def test_completion() -> None:

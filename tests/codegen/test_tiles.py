@@ -18,7 +18,7 @@ from dhlo.codegen.backends.cpu.link import extern_addresses
 from dhlo.codegen.backends.cpu.llvm import code_features, compile_object, emit_assembly, lower_to_llvm_ir
 from dhlo.codegen.families.gemm.matmul import Matmul
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, tile_spec
-from dhlo.codegen.families.gemm.tiles import LEAST_ROWS, TILES_PAY, TileProduct
+from dhlo.codegen.families.gemm.tiles import LEAST_ROWS, LEAST_SHARE, TILES_PAY, TileProduct
 from dhlo.codegen.kernel_ir.builder import F32, I8, KernelModule, Linkage
 from dhlo.codegen.target import Target, parse_target
 from dhlo.compiler import compile_program
@@ -269,7 +269,7 @@ def test_extremes_of_bytes(spec: TileSpec) -> None:
 @both
 @pytest.mark.parametrize("elem", [BF16, I8])
 def test_tiles_are_taken_where_they_pay(elem: str, packed: bool) -> None:
-    """On a machine that multiplies in them fast, with rows enough and a whole step of k."""
+    """On a machine that multiplies in them fast, with rows enough and a part of a step of k."""
     rng = np.random.default_rng(7)
     step = 64 if elem == I8 else 32
     spec = SPECS[0]
@@ -281,7 +281,8 @@ def test_tiles_are_taken_where_they_pay(elem: str, packed: bool) -> None:
         (TILES_PAY - 1, 40, step, False),
         (0, 40, step, False),
         (TILES_PAY, LEAST_ROWS - 1, step, False),
-        (TILES_PAY, 40, step - 1, False),
+        (TILES_PAY, 40, step // LEAST_SHARE, True),
+        (TILES_PAY, 40, step // LEAST_SHARE - 1, False),
     ):
         shapes = (1, 1, m, k), (1, 1, k, 50)
         a, b = (bytes_(rng, s) if elem == I8 else tensor(rng, s, BF16) for s in shapes)

@@ -33,7 +33,7 @@ from dhlo.codegen.kernel_ir.builder import BITS, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.target import LINE_BYTES
 
-__all__ = ["LEAST_ROWS", "TILES_PAY", "TilePlan", "TileProduct"]
+__all__ = ["LEAST_ROWS", "LEAST_SHARE", "TILES_PAY", "TilePlan", "TileProduct"]
 
 TILES_PAY: Final = 400
 """What products of tiles must multiply of bf16 in the time in which f32 multiply-adds multiply 100: twice what dot products do at
@@ -43,7 +43,7 @@ LEAST_ROWS: Final = 5
 # So many blocks copy B for themselves sooner than that a launch before them writes it to memory; any number, of fewer panels.
 _OWN_USES, _OWN_PANELS = 1, 8
 # Part of a step of k that a product has at least.
-_LEAST_SHARE = 4
+LEAST_SHARE = 4
 # Parts of caches: a piece of a panel of B takes two thirds of the first level. A block's rows, or their chunk, take a quarter of
 # the second, or half as much again if that spares chunks; a group's panels a quarter, sums that wait the rest.
 _L1_PART, _A_SHARE, _WHOLE_A, _GROUP_SHARE, _WAITING_SHARE = (2, 3), 4, (3, 8), 4, 2
@@ -112,7 +112,7 @@ class TileProduct:
     def emit_choice(self, host: HostContext, x: Operands, tiles: Callable[[], list[V]], others: Callable[[], list[V]]) -> list[V]:
         """Launches the tiles' product where the machine multiplies in them fast and it is large enough, else others."""
         fn = host.fn
-        large = fn.and_(fn.cmp("ge", x.m, LEAST_ROWS), fn.cmp("ge", x.k, STEP_UNITS * depth(self.elem) // _LEAST_SHARE))
+        large = fn.and_(fn.cmp("ge", x.m, LEAST_ROWS), fn.cmp("ge", x.k, STEP_UNITS * depth(self.elem) // LEAST_SHARE))
         return fn.if_else(fn.and_(fn.cmp("ge", host.machine("tiles_percent"), TILES_PAY), large), tiles, others, [])
 
     def plan(self, host: HostContext, x: Operands, source: PanelSource) -> TilePlan:

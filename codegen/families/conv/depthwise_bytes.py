@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dhlo.codegen.families.conv.depthwise_rows import Columns, Rows
 from dhlo.codegen.families.conv.params import COLUMNS_OF_STEP, ConvParams
-from dhlo.codegen.families.gemm.multiply_add import multiply_add
+from dhlo.codegen.families.gemm.multiply_add import as_vector_of, multiply_add
 from dhlo.codegen.families.gemm.register_tile import SIGN_BITS, TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I32, I64, V, vec
 
 __all__ = ["ByteRows", "has_byte_rows"]
 
-_MOST_BYTES = 64  # that are loaded at once, which is what a lane's bytes are gathered from
+_MOST_BYTES = BITS[I64]  # that are loaded at once, of which lanes gather theirs: a word has a bit of the mask for each
 
 
 def has_byte_rows(kernel: int, stride: int, dilation: int, spec: TileSpec) -> bool:
@@ -59,7 +59,7 @@ class ByteRows(Rows):
     def _lowest(self, n: V) -> V:
         """The lowest `n` bits, of 0 to 64."""
         f = self.f
-        return f.select(f.cmp("eq", n, BITS[I64]), f.i64(-1), f.sub(f.shl(f.i64(1), f.and_(n, BITS[I64] - 1)), 1))
+        return f.select(f.cmp("eq", n, _MOST_BYTES), f.i64(-1), f.sub(f.shl(f.i64(1), f.and_(n, _MOST_BYTES - 1)), 1))
 
 
 class _ByteColumns(Columns):
@@ -68,17 +68,15 @@ class _ByteColumns(Columns):
     def __init__(self, rows: ByteRows, column: V) -> None:
         self.bytes = rows
         step = COLUMNS_OF_STEP * rows.p.dilation[2]
-        self.starts = [step * i for i in range(rows.p.row_steps)]
-        self.inside = {s: rows.bytes_inside(rows.f.add(column, s)) for s in self.starts}
-        self.masks = dict(self.inside)
+        self.masks = {step * i: rows.bytes_inside(rows.f.add(column, step * i)) for i in range(rows.p.row_steps)}
 
     def load(self, line: V) -> list[V]:
         rows, f, p = self.bytes, self.bytes.f, self.bytes.p
         places = [i * p.stride[2] + k * p.dilation[2] for i in range(rows.lanes) for k in range(COLUMNS_OF_STEP)]
-        out, ty = [], vec(I32, rows.lanes)
-        for start in self.starts:
-            x = f.masked_load(f.gep(line, start, I8), self.inside[start], rows.outside)
-            x = f.shuffle(x, x, places)
-            x = f.op(ty, f"vector.bitcast {x.name} : {x.type} to {ty}")
+        out = []
+        for start, mask in self.masks.items():
+            assert mask is not None
+            x = f.masked_load(f.gep(line, start, I8), mask, rows.outside)
+            x = as_vector_of(f, I32, f.shuffle(x, x, places))
             out.append(f.xor(x, SIGN_BITS) if p.spec.flips(I8) else x)
         return out

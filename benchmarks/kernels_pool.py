@@ -30,6 +30,12 @@ CASES: list[tuple[str, Pool | AdaptivePool, tuple[int, ...], Callable[[torch.Ten
         lambda x: F.max_pool2d(x, 2, 2),
     ),
     (
+        "max 5x5/1",
+        Pool("max", (5, 5), (1, 1), (2, 2), (1, 1)),
+        (1, 128, 20, 20),
+        lambda x: F.max_pool2d(x, 5, 1, 2),
+    ),
+    (
         "avg 3x3/1",
         Pool("avg", (3, 3), (1, 1), (1, 1), (1, 1)),
         (1, 64, 56, 56),

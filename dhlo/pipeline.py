@@ -15,6 +15,7 @@
     narrow-images     images of convolutions are stored in the type that they are rounded to
     narrow-products   products of f16 read both sides as they lie in memory
     round-activations products of quantised weights round their rows to int8 as they read them: matmul -> rounded_matmul
+    pool-codes        maxima of what was dequantised are those of bytes
     round-codes       what is quantised is bounded once, before it is rounded as it is converted: round -> nearest
     fuse              dhlo.group: ops that are computed together
     readers-first     order of reads and writes of one memory
@@ -80,6 +81,7 @@ from dhlo.passes.narrow_images import narrow_images
 from dhlo.passes.narrow_products import narrow_products
 from dhlo.passes.own_results import own_results
 from dhlo.passes.page_caches import page_caches
+from dhlo.passes.pool_codes import pool_codes
 from dhlo.passes.quantise_caches import quantise_caches
 from dhlo.passes.quantise_weights import quantise_weights
 from dhlo.passes.readers_first import readers_first
@@ -190,6 +192,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("narrow-images", plain(narrow_images)),
     Pass("narrow-products", plain(narrow_products)),
     Pass("round-activations", plain(round_activations)),
+    Pass("pool-codes", pool_codes),
     Pass("round-codes", round_codes),
     Pass("fuse", plain(fuse)),
     Pass("readers-first", plain(readers_first)),

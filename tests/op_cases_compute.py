@@ -474,6 +474,8 @@ def adaptive(x: Sequence[object], out: Sequence[object], how: str, dtype: str = 
 
 POOL = [
     *(pool(["n", 2, "2*m + 2", 6], ["n", 2, "m + 1", 3], "max", [2, 2], d) for d in FLOATS),
+    *(pool(["n", 2, "2*m + 2", 6], ["n", 2, "m + 1", 3], "max", [2, 2], d) for d in ("i8", "ui8", "i16", "i32", "i64")),
+    pool(["n", 2, "m + 1"], ["n", 2, "m + 1"], "max", [3], "ui8", stride=[1], padding=[1]),
     *(pool(["n", 2, "2*m + 2", 6], ["n", 2, "m + 1", 3], "avg", [2, 2], d) for d in FLOATS),
     pool(["n", 2, "m + 1"], ["n", 2, "m + 1"], "max", [3], stride=[1], padding=[1]),
     pool(["n", 2, "m + 1", 5], ["n", 2, "m + 1", 3], "avg", [3, 3], stride=[1, 2], padding=[1, 1], count_pad=True),

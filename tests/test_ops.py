@@ -135,7 +135,7 @@ def typed(cls: Any, types: Sequence[TensorType], attrs: dict[str, Any], out: Ten
     return Part([(ty, plain) for ty in types], lambda *v: build(cls, v, attrs, results=results).results)
 
 
-WINDOW = {"how": "max", "window": [2], "stride": [2], "padding": [0], "dilation": [1], "count_pad": False, "divisor": 0}
+WINDOW = {"how": "avg", "window": [2], "stride": [2], "padding": [0], "dilation": [1], "count_pad": False, "divisor": 0}
 CONV = {"stride": [1], "padding": [0], "dilation": [1], "transposed": False, "output_padding": [0], "groups": 1}
 # Dtypes and sizes for which an op that has a kernel has none yet.
 UNSUPPORTED = {
@@ -146,7 +146,7 @@ UNSUPPORTED = {
     "attention of any head size": typed(
         compute.Attention, [t("f32", "n", 2, 3, "m")] * 3, {"scale": 0.25, "softcap": 0.0, "causal": False, "past": "0"}
     ),
-    "pooling of integers": typed(compute.Pool, [t("i64", "n", 2, "2*m + 2")], WINDOW, t("i64", "n", 2, "m + 1")),
+    "averages of integers": typed(compute.Pool, [t("i64", "n", 2, "2*m + 2")], WINDOW, t("i64", "n", 2, "m + 1")),
     "convolution of any channels": typed(compute.Conv, [t("f32", "n", "m", 8), t("f32", 4, "m", 3)], CONV, t("f32", "n", 4, 6)),
     "complex arithmetic": typed(ew.Add, [t("complex<f32>", "n")] * 2, {}),
     "a complex view": typed(mv.Transpose, [t("complex<f64>", "n", "m")], {"perm": [1, 0]}),

@@ -156,6 +156,10 @@ class Arithmetic(ABC):
         """Maximum; a NaN operand gives NaN, zeros of either sign are equal."""
         return self._bin("maxsi", "maximumf", a, b)
 
+    def maxu(self, a: Num, b: Num) -> V:
+        """Maximum of integers without a sign."""
+        return self._bin("maxui", "", a, b)
+
     def maxnum(self, a: Num, b: Num) -> V:
         """Maximum that ignores NaN (one instruction on x86)."""
         return self._bin("maxsi", "maxnumf", a, b)

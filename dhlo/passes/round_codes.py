@@ -16,6 +16,7 @@ from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Weight, number
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
+from dhlo.passes.integer_convolutions import dequantised_bytes
 
 __all__ = ["round_codes"]
 
@@ -24,14 +25,16 @@ Weights = dict[str, torch.Tensor]
 _BYTES: Final = {"i8": (-128, 127), "ui8": (0, 255)}
 _MOST: Final = float(1 << 23)
 """Integers up to this, and their differences, are numbers of f32."""
+_SAME_SCALE: Final = 2.0**-16
+"""How far a scale times another's inverse may be from 1: rounding hides what that changes of a byte."""
 _FAR: Final = 24
 """How many ops are looked at one behind the other."""
 
 
 def round_codes(module: Module, weights: Weights) -> None:
     """Turns `bytes(clamp(round(y) + zero, low, high))` into `bytes(nearest(clamp(y, low - zero, high - zero)) + zero)`. Its bounds
-    take in those of what y is a multiple of (a relu's, say). Every result stays the same, that of NaN too, with the weights as they
-    are."""
+    take in those of what y is a multiple of (a relu's, say). Bytes that are dequantised and quantised in the same way are left as
+    they are. Every result stays the same, that of NaN too, with the weights as they are."""
     for block in bodies(module):
         if any([_rewrite(op, weights) for op in list(walk(block)) if isinstance(op, ew.Convert)]):  # all of them
             erase_dead(block)
@@ -51,6 +54,10 @@ def _rewrite(op: Any, weights: Weights) -> bool:
     if not isinstance(rounded, ew.Round) or not whole or not least <= low <= high <= most:
         return False
     y = rounded.operands[0]
+    if (low, high) == (least, most) and (codes := _dequantised_the_same(y, zero, out, weights)) is not None:
+        op.results[0].replace_all_uses_with(codes)
+        op.operation.erase()
+        return True
     if zero and _magnitude(y, weights) == math.inf:
         return False  # a NaN's integer has other lowest bits with zero than without
     with ir.InsertionPoint(op.operation), op.location:
@@ -64,6 +71,16 @@ def _rewrite(op: Any, weights: Weights) -> bool:
     op.results[0].replace_all_uses_with(made)
     op.operation.erase()
     return True
+
+
+def _dequantised_the_same(y: Value, zero: float, out: TensorType, weights: Weights) -> Value | None:
+    """The bytes that a number was dequantised from if they are what it is quantised to: `y` is a multiple of it."""
+    product = defining(y)
+    factor = _constant(product.operands[1]) if isinstance(product, ew.Mul) else None
+    made = dequantised_bytes(product.operands[0], weights) if factor is not None else None
+    if factor is None or made is None or from_mlir(made[0]) != out or made[1] != zero:
+        return None
+    return made[0] if abs(made[2] * factor - 1) < _SAME_SCALE else None
 
 
 def _full(value: float, t: TensorType) -> Value:

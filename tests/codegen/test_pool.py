@@ -16,6 +16,7 @@ from dhlo.codegen.families.pool.pool import Pool
 from dhlo.codegen.kernel_ir.builder import F32, F64, KernelModule
 from tests.codegen.harness import Launch, Program, TestHost
 from tests.targets import TARGET
+from tests.unreadable import check_beside_unreadable
 
 TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, F32: torch.float32, F64: torch.float64}
 SIZES = {
@@ -38,8 +39,8 @@ def build(pool: Pool | AdaptivePool, rank: int) -> Program:
 
 
 def arguments(pool: Pool | AdaptivePool, x: torch.Tensor, outs: list[int]) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """Output (filled with 777) and indices (-7), and the host function's parameters."""
-    out = torch.full((*x.shape[:2], *outs), 777.0, dtype=x.dtype)
+    """Output (filled with 77) and indices (-7), and the host function's parameters."""
+    out = torch.full((*x.shape[:2], *outs), 77, dtype=x.dtype)
     indices = torch.full(out.shape, -7, dtype=torch.int64)
     params: dict[str, Any] = {"x": x.data_ptr(), "out": out.data_ptr(), "indices": indices.data_ptr()}
     params |= {"planes": x.shape[0] * x.shape[1], **{f"n{i}": n for i, n in enumerate(x.shape[2:])}}
@@ -110,6 +111,49 @@ def test_max_pool_matches_pytorch(pool: Pool) -> None:
             if x.numel():
                 close(out, values)
             assert (where == -7).all()
+
+
+INTEGERS = {"i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64}
+
+
+@pytest.mark.parametrize("elem", [*INTEGERS, "unsigned"])
+@pytest.mark.parametrize("pool", [replace(p, indices=False) for p in MAX if len(p.kernel) > 1], ids=lambda p: p.name)
+def test_maxima_of_integers(pool: Pool, elem: str) -> None:
+    """Of the least and largest, too; rows are around one and two vectors of bytes."""
+    dtype = INTEGERS.get(elem, torch.uint8)
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    pool = replace(pool, elem="i8" if elem == "unsigned" else elem, unsigned=elem == "unsigned")
+    wide = [(1, 2, 6, n) for n in (31, 32, 63, 64, 65, 127, 128, 129, 300)] if len(pool.kernel) == 2 else []
+    for shape in [*SIZES[len(pool.kernel)], *wide]:
+        if not fits(pool, shape):
+            continue
+        x = torch.randint(least, most, shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+        if x.numel():
+            x.view(-1)[::7], x.view(-1)[3::5] = least, most
+            x[:, 0] = least
+        for seed in (None, 1):
+            out, _ = run(pool, x, pool.output_size(shape[2:]), seed)
+            if x.numel():
+                assert torch.equal(out, max_pool(pool, x)[0])
+
+
+def test_rows_longer_than_a_block() -> None:
+    """A row of outputs is computed in blocks of columns; the windows of neighbours overlap."""
+    for kernel, stride in ((5, 1), (9, 2), (40, 3), (7, 6)):
+        pool = Pool("max", (2, kernel), (1, stride), (1, kernel // 2), (1, 1))
+        for n in (4096 * stride, 4096 * stride + 37, 9001):
+            x = data((2, 1, 3, n), torch.float32)
+            out, _ = run(pool, x, pool.output_size(x.shape[2:]))
+            close(out, max_pool(pool, x)[0])
+
+
+@pytest.mark.parametrize("elem", ["i8", F32])
+def test_memory_beside_the_image_is_not_read(elem: str) -> None:
+    pool = Pool("max", (3, 3), (2, 2), (1, 1), (1, 1), elem=elem)
+    for n in (1, 5, 17, 64, 65, 130):
+        x = data((1, 2, 5, n), torch.float64).mul(40).to({**TYPES, **INTEGERS}[elem])
+        outs = pool.output_size(x.shape[2:])
+        check_beside_unreadable(lambda x, outs=outs: run(pool, x, outs)[0], x)
 
 
 AVG = [

@@ -446,6 +446,7 @@ CONVOLUTIONS: dict[str, Any] = {
     "transposed": lambda x: F.conv_transpose2d(x, torch.ones(3, 4, 3, 3), stride=2),
     "1d": lambda x: F.conv1d(x[:, :, 0], torch.ones(4, 3, 3), padding=1),
     "max": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "max of integers": lambda x: (F.max_pool2d((x * 90).long(), 3, 2, 1), F.max_pool2d((x * 90).abs().byte(), 2, 1)),
     "ceil": lambda x: (
         F.max_pool2d(x, 2, 2, ceil_mode=True),
         F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
@@ -467,7 +468,7 @@ CONVOLUTIONS: dict[str, Any] = {
 }
 
 
-POOLING = ("max", "ceil", "avg", "adaptive", "indices")
+POOLING = ("max", "max of integers", "ceil", "avg", "adaptive", "indices")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=EXPORTED_FOR_ALL_SIZES) if n in POOLING else n for n in CONVOLUTIONS])

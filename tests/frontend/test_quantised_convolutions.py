@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 from typing import Any
 from unittest import mock
 
@@ -112,6 +113,39 @@ def test_depthwise_rows_of_all_sizes(kernel: int, stride: int, dtype: torch.dtyp
         if min(rows, columns) >= least:
             x = torch.randn(2, 5, rows, columns) * 2
             close(model(x), module(x), 1e-5)
+
+
+class Pooled(torch.nn.Module):
+    """A pooling between a convolution of bytes and another one, all of images that are quantised in one way."""
+
+    def __init__(self, dtype: torch.dtype, zero: int, again: int) -> None:
+        super().__init__()
+        self.first, self.second = Layer(dtype, zero, (6, 3, 3, 3), stride=2), Layer(dtype, again, (5, 6, 3, 3), padding=1)
+        self.between = Step(dtype, zero)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.nn.functional.max_pool2d(self.between(self.first(x) / 20), 3, 2, 1)
+        return self.second(y), y
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize(("dtype", "zero"), [(torch.uint8, 125), (torch.int8, -7)])
+def test_pooled_bytes(dtype: torch.dtype, zero: int, same: bool) -> None:
+    """Bytes are pooled as they are, and read by the next convolution, if that wants them in the same way."""
+    torch.manual_seed(3)
+    module = Pooled(dtype, zero, zero if same else zero + 3)
+    dims = {0: torch.export.Dim("n", max=64), 2: torch.export.Dim("h", min=9, max=512), 3: torch.export.Dim("w", min=9, max=512)}
+    texts: dict[str, str] = {}
+    program = torch.export.export(module, (torch.randn(2, 3, 21, 40),), dynamic_shapes=(dims,))
+    model = dhlo.compile(program, dump=texts.__setitem__)
+    pooled = re.search(r"(%\d+) = \"dhlo.pool\"", texts["round-codes"])
+    assert pooled is not None
+    assert (re.search(rf"dhlo.conv_bytes\"\({pooled[1]},", texts["round-codes"]) is not None) == same
+    for n, *s in ((1, 9, 9), (2, 64, 33), (1, 12, 511), (3, 40, 264)):
+        x = torch.randn(n, 3, *s)
+        for got, want in zip(model(x), module(x), strict=True):
+            close(got, want, 0.05)
+        assert torch.equal(model(x)[1], module(x)[1]) or float((model(x)[1] - module(x)[1]).abs().max()) <= 1.01 * STEP
 
 
 class OfBytes(torch.nn.Module):

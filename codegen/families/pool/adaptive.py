@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dhlo.codegen.families.box import grain_of
-from dhlo.codegen.families.pool.pool import accumulator, load_float
+from dhlo.codegen.families.pool.rows import accumulator, load_float
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 

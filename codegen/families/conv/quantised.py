@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 
 from dhlo.codegen.families.box import grain_of
+from dhlo.codegen.families.conv.byte_columns import emit_columns, has_byte_columns
 from dhlo.codegen.families.conv.conv import Conv
-from dhlo.codegen.families.conv.depthwise_bytes import has_byte_rows
 from dhlo.codegen.families.conv.layout import Array
 from dhlo.codegen.families.conv.params import COLUMNS_OF_STEP, ConvParams
 from dhlo.codegen.families.conv.quantised_kernels import BLOCK, ByteConvKernel, emit_units, unit_channels
@@ -22,7 +22,7 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["ByteConv"]
 
-# Simple operations in which a position's bytes of four channels become a unit.
+# Simple operations in which a position's bytes of four channels, or four columns of its window, become a unit.
 _POSITION_WORK = 4
 
 
@@ -79,7 +79,7 @@ class ByteConv:
 
     The image is brought to units of some channels first, which an instruction takes at once; the rest is `Conv`'s. Each
     channel by itself (depthwise) is read as it lies where columns of windows can be multiplied by dot products, and widened to i32
-    first elsewhere. What `zero` adds to a sum is the same everywhere, as padding holds it, too: sums begin with its opposite, which
+    first elsewhere. Of few channels an i32 holds four columns of a window instead, where that makes fewer products. What `zero` adds to a sum is the same everywhere, as padding holds it, too: sums begin with its opposite, which
     lies beside the weights.
     """
 
@@ -102,12 +102,27 @@ class ByteConv:
         """Whether kernels read the image itself: of depthwise convolutions over one or two dims."""
         kernel, pads = (1, 1, *self.kernel)[-3:], ((0, 0), (0, 0), *self.padding)[-3:]
         flat = kernel[0] == 1 and pads[0] == (0, 0)
-        return self.depthwise and flat and has_byte_rows(kernel[-1], self.stride[-1], self.dilation[-1], self.spec)
+        return self.depthwise and flat and self._has_columns
+
+    @property
+    def _has_columns(self) -> bool:
+        return has_byte_columns(self.kernel[-1], self.stride[-1], self.dilation[-1], self.spec)
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether an i32 holds columns of a window, so that what is left has windows of one column. Tiles have a form of their own for
+        few channels."""
+        group_in, kernel = self.in_channels // self.groups, self.kernel[-1]
+        fewer = group_in * -(-kernel // COLUMNS_OF_STEP) < -(-group_in // self.unit) * kernel
+        return fewer and not self.depthwise and self.spec.target.tiles is None and self._has_columns
 
     @property
     def units(self) -> int:
         """Of a group: i32s for a position that the image is brought to, if it is."""
-        return 0 if self.as_it_lies else 1 if self.depthwise else -(-(self.in_channels // self.groups) // self.unit)
+        group_in = self.in_channels // self.groups
+        if self.by_columns:
+            return group_in * -(-self.kernel[-1] // COLUMNS_OF_STEP)
+        return 0 if self.as_it_lies else 1 if self.depthwise else -(-group_in // self.unit)
 
     @property
     def unit(self) -> int:
@@ -131,6 +146,16 @@ class ByteConv:
         spec = replace(self.spec, mr=self.spec.mr - 2) if self.unit == 4 and self.spec.widens(I8) else self.spec
         outside = (self._zero % 256).to_bytes(1, "little") if self.unit == 4 else (self._zero % 65536).to_bytes(2, "little")
         fill = int.from_bytes(outside * self.unit, "little", signed=True)
+        if self.by_columns:
+            static = (
+                self.out_channels,
+                (*self.kernel[:-1], 1),
+                (*self.stride[:-1], 1),
+                (*self.padding[:-1], (0, 0)),
+                (*self.dilation[:-1], 1),
+                self.groups,
+                I32,
+            )
         return _UnitConv(self.groups * self.units, *static, spec=spec, fill=fill)
 
     @property
@@ -147,7 +172,7 @@ class ByteConv:
     def key(self) -> tuple[object, ...]:
         """What the packed weights depend on besides the weights."""
         read = self.depthwise and not self.as_it_lies
-        return (*self.conv.layouts, self.unit, self.as_it_lies, None if read else self._zero)
+        return (*self.conv.layouts, self.unit, self.as_it_lies, self.by_columns, None if read else self._zero)
 
     def pack_weight(self, weight: Array) -> Array:
         """i8 weights [out_channels, in_channels / groups, *kernel] as the kernels read them, i32; of few channels twice, for tiles
@@ -158,10 +183,13 @@ class ByteConv:
         if self.depthwise:
             return layout.pack(weight.astype(np.int32))
         out, group_in, *kernel = weight.shape
-        padded = np.zeros((out, self.units * self.unit, *kernel), np.int8 if self.unit == 4 else np.int16)
-        padded[:, :group_in] = weight
-        units = np.moveaxis(padded.reshape(out, self.units, self.unit, *kernel), 2, -1)
-        units = np.ascontiguousarray(units).view(np.int32)[..., 0]
+        if self.by_columns:
+            units = _columns_of(weight)
+        else:
+            padded = np.zeros((out, self.units * self.unit, *kernel), np.int8 if self.unit == 4 else np.int16)
+            padded[:, :group_in] = weight
+            units = np.moveaxis(padded.reshape(out, self.units, self.unit, *kernel), 2, -1)
+            units = np.ascontiguousarray(units).view(np.int32)[..., 0]
         panels = layout.pack(units)
         sums = -self._zero * weight.reshape(self.groups, -1, group_in * int(np.prod(kernel))).sum(-1, dtype=np.int64)
         heads = np.zeros((self.groups, layout.panels * layout.panel), np.int64)
@@ -172,11 +200,9 @@ class ByteConv:
 
     def _pack_rows(self, weight: Array) -> Array:
         """[out_channels, 1 + steps of a window] of i32: what sums begin with, and columns of rows."""
-        rows = weight.reshape(self.out_channels, -1, self.kernel[-1])
-        padded = np.zeros((*rows.shape[:2], -(-self.kernel[-1] // COLUMNS_OF_STEP) * COLUMNS_OF_STEP), np.int8)
-        padded[..., : self.kernel[-1]] = rows
-        heads = -self._zero * rows.sum((1, 2), dtype=np.int64)
-        return np.concatenate([heads.astype(np.int32)[:, None], padded.reshape(self.out_channels, -1).view(np.int32)], 1)
+        heads = -self._zero * weight.reshape(self.out_channels, -1).sum(1, dtype=np.int64)
+        columns = _side_by_side(weight).reshape(self.out_channels, -1)
+        return np.concatenate([heads.astype(np.int32)[:, None], columns], 1)
 
     def emit_kernels(self, module: KernelModule) -> None:
         """Adds the kernels to the module, once."""
@@ -185,6 +211,10 @@ class ByteConv:
         self.conv.emit_kernels(module)
 
     def _emit_units(self, module: KernelModule) -> str:
+        if self.by_columns:
+            return emit_columns(
+                module, self.spec, self.kernel[-1], self.stride[-1], self.dilation[-1], self.padding[-1][0], self.zero
+            )
         channels = 1 if self.depthwise else self.in_channels // self.groups
         return emit_units(module, self.spec, channels, self.zero if self.depthwise else None)
 
@@ -196,6 +226,10 @@ class ByteConv:
             self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args)
             return
         f = host.fn
+        if self.by_columns:
+            sizes = self._launch_columns(host, x, sizes, workspace)
+            self.conv.emit_launch(host, x=workspace, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args)
+            return
         positions = f.i64(1)
         for n in sizes[1:]:
             positions = f.mul(positions, n)
@@ -205,3 +239,32 @@ class ByteConv:
             grain = grain_of(host, f.mul(f.min(positions, BLOCK), _POSITION_WORK))
             host.launch(self._emit_units(host.module), [x, workspace, positions, blocks], count, grain)
         self.conv.emit_launch(host, x=workspace, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args)
+
+    def _launch_columns(self, host: HostContext, x: V, sizes: Sequence[V], workspace: V) -> list[V]:
+        """Makes the image of columns of windows, and returns its sizes."""
+        f, (lo, hi), reach = host.fn, self.padding[-1], self.dilation[-1] * (self.kernel[-1] - 1) + 1
+        *outer, width = sizes
+        out = f.max(f.add(f.floordiv(f.add(width, lo + hi - reach), self.stride[-1]), 1), 0)
+        rows = f.i64(1)
+        for n in outer[1:]:
+            rows = f.mul(rows, n)
+        count = f.mul(f.mul(outer[0], self.in_channels), rows)
+        steps = self.units * self.groups // self.in_channels
+        with f.when(f.and_(f.cmp("gt", count, 0), f.cmp("gt", out, 0))):
+            grain = grain_of(host, f.mul(out, steps * _POSITION_WORK))
+            host.launch(self._emit_units(host.module), [x, workspace, rows, width, out], count, grain)
+        return [*outer, out]
+
+
+def _side_by_side(weight: Array) -> Array:
+    """Weights [out_channels, in_channels / groups, *kernel] of i8 with columns of windows in i32s: [..., steps]."""
+    *outer, kernel = weight.shape
+    padded = np.zeros((*outer, -(-kernel // COLUMNS_OF_STEP) * COLUMNS_OF_STEP), np.int8)
+    padded[..., :kernel] = weight
+    return padded.view(np.int32)
+
+
+def _columns_of(weight: Array) -> Array:
+    """Those of an image of columns: steps of the columns are channels, [channels][steps], and windows have one column."""
+    units = np.moveaxis(_side_by_side(weight), -1, 2)
+    return units.reshape(weight.shape[0], -1, *weight.shape[2:-1], 1)

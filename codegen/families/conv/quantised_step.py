@@ -54,7 +54,8 @@ class ConvBytesFamily(ChoiceFamily):
             attr(op, "zero"),
             replace(low.tiles, unsigned=self.x.dtype.name == "ui8"),
         )
-        positions = product([self.x.shape[0], *self.x.shape[2:]])
+        width = (self.out if self.conv.by_columns else self.x).shape[-1]
+        positions = product([*self.x.shape[:1], *self.x.shape[2:-1], width])
         self.workspace = aligned(4 * self.conv.groups * self.conv.units * positions)
 
     def emit_kernels(self) -> None:

@@ -61,6 +61,12 @@ class Layer(torch.nn.Module):
 LAYERS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
     "3x3": ((40, 8, 3, 3), 1, {"padding": 1}),
     "first": ((64, 3, 7, 7), 1, {"padding": 3, "stride": 2}),
+    "patches": ((20, 3, 4, 4), 1, {"stride": 4}),
+    "few channels": ((9, 2, 3, 3), 1, {"padding": 1}),
+    "few channels in groups": ((10, 2, 3, 7), 5, {"padding": (1, 3), "stride": (1, 3), "groups": 5}),
+    "few channels, far columns": ((9, 2, 1, 3), 1, {"padding": (0, 4), "dilation": (1, 4)}),
+    "few channels in one dim": ((70, 3, 9), 1, {"padding": 4, "stride": 2, "dilation": 2}),
+    "few channels, 3d": ((33, 3, 3, 3, 7), 1, {"padding": (1, 1, 3), "stride": (1, 2, 2)}),
     "pointwise": ((24, 70, 1, 1), 1, {"stride": 2}),
     "deep": ((35, 330, 3), 1, {"padding": 1}),
     "grouped": ((8, 3, 3, 3), 4, {"padding": 1, "dilation": 2, "groups": 4}),
@@ -151,28 +157,29 @@ def test_pooled_bytes(dtype: torch.dtype, zero: int, same: bool) -> None:
 class OfBytes(torch.nn.Module):
     """A convolution of bytes as the caller gives them."""
 
-    def __init__(self, kernel: int, stride: int) -> None:
+    def __init__(self, kernel: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.randint(-128, 128, (5, 1, kernel, kernel), dtype=torch.int8))
-        self.stride, self.padding = stride, kernel // 2
+        self.register_buffer("weight", torch.randint(-128, 128, (6, 6 // groups, kernel, kernel), dtype=torch.int8))
+        self.stride, self.padding, self.groups = stride, kernel // 2, groups
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         image = Q.dequantize_per_tensor(x, STEP, 77, 0, 255, torch.uint8)
         w = Q.dequantize_per_tensor(self.weight, 0.01, 0, -128, 127, torch.int8)
-        return torch.nn.functional.conv2d(image, w, stride=self.stride, padding=self.padding, groups=5)
+        return torch.nn.functional.conv2d(image, w, stride=self.stride, padding=self.padding, groups=self.groups)
 
 
-@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (7, 1)])
-def test_nothing_beside_depthwise_images_is_read(kernel: int, stride: int) -> None:
+@pytest.mark.parametrize(("kernel", "stride", "groups"), [(3, 1, 6), (3, 2, 6), (7, 1, 6), (7, 2, 2), (3, 1, 3)])
+def test_nothing_beside_images_is_read(kernel: int, stride: int, groups: int) -> None:
+    """Of depthwise convolutions, and of few channels."""
     torch.manual_seed(0)
-    module = OfBytes(kernel, stride)
+    module = OfBytes(kernel, stride, groups)
     dims = {0: torch.export.Dim("n", max=64), 2: torch.export.Dim("h", min=5, max=64), 3: torch.export.Dim("w", min=5, max=64)}
     draw: Any = lambda *size: torch.randint(0, 256, size, dtype=torch.uint8)
     texts: dict[str, str] = {}
-    program = torch.export.export(module, (draw(2, 5, 20, 20),), dynamic_shapes=(dims,))
+    program = torch.export.export(module, (draw(2, 6, 20, 20),), dynamic_shapes=(dims,))
     model = dhlo.compile(program, dump=texts.__setitem__)
     assert texts["fuse"].count("dhlo.conv_bytes") == 1
-    x = draw(1, 5, 13, 11)
+    x = draw(1, 6, 13, 11)
     close(model(x), module(x), 1e-5)
     check_beside_unreadable(model, x)
 

@@ -77,10 +77,10 @@ class ByteConv:
     """A dhlo.conv_bytes by its static parameters: those of `Conv`, and of the image whether its bytes are `unsigned` and which
     stands for `zero`.
 
-    The image is brought to units of some channels first, which an instruction takes at once; the rest is `Conv`'s. Each
-    channel by itself (depthwise) is read as it lies where columns of windows can be multiplied by dot products, and widened to i32
-    first elsewhere. Of few channels an i32 holds four columns of a window instead, where that makes fewer products. What `zero` adds to a sum is the same everywhere, as padding holds it, too: sums begin with its opposite, which
-    lies beside the weights.
+    The image is brought to units of some channels first, which an instruction takes at once; the rest is `Conv`'s. Of few channels
+    an i32 holds four columns of a window instead, where that makes fewer products. Each channel by itself (depthwise) is read as it
+    lies where columns of windows can be multiplied by dot products, and widened to i32 first elsewhere. What `zero` adds to a sum is
+    the same everywhere, as padding holds it, too: sums begin with its opposite, which lies beside the weights.
     """
 
     in_channels: int
@@ -110,7 +110,7 @@ class ByteConv:
 
     @property
     def by_columns(self) -> bool:
-        """Whether an i32 holds columns of a window, so that what is left has windows of one column. Tiles have a form of their own for
+        """Whether an i32 holds columns of a window, so that what is left has windows of one column. Tiles have their own form for
         few channels."""
         group_in, kernel = self.in_channels // self.groups, self.kernel[-1]
         fewer = group_in * -(-kernel // COLUMNS_OF_STEP) < -(-group_in // self.unit) * kernel

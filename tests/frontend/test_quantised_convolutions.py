@@ -61,11 +61,11 @@ class Layer(torch.nn.Module):
 LAYERS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
     "3x3": ((40, 8, 3, 3), 1, {"padding": 1}),
     "first": ((64, 3, 7, 7), 1, {"padding": 3, "stride": 2}),
-    "patches": ((20, 3, 4, 4), 1, {"stride": 4}),
+    "patches": ((20, 3, 4, 4), 1, {"padding": (0, 2), "stride": (1, 4)}),
     "few channels": ((9, 2, 3, 3), 1, {"padding": 1}),
     "few channels in groups": ((10, 2, 3, 7), 5, {"padding": (1, 3), "stride": (1, 3), "groups": 5}),
     "few channels, far columns": ((9, 2, 1, 3), 1, {"padding": (0, 4), "dilation": (1, 4)}),
-    "few channels in one dim": ((70, 3, 9), 1, {"padding": 4, "stride": 2, "dilation": 2}),
+    "few channels in one dim": ((70, 3, 9), 1, {"padding": 8, "stride": 2, "dilation": 2}),
     "few channels, 3d": ((33, 3, 3, 3, 7), 1, {"padding": (1, 1, 3), "stride": (1, 2, 2)}),
     "pointwise": ((24, 70, 1, 1), 1, {"stride": 2}),
     "deep": ((35, 330, 3), 1, {"padding": 1}),

@@ -79,8 +79,8 @@ class ByteConv:
 
     The image is brought to units of some channels first, which an instruction takes at once; the rest is `Conv`'s. Of few channels
     an i32 holds four columns of a window instead, where that makes fewer products. Each channel by itself (depthwise) is read as it
-    lies where columns of windows can be multiplied by dot products, and widened to i32 first elsewhere. What `zero` adds to a sum is
-    the same everywhere, as padding holds it, too: sums begin with its opposite, which lies beside the weights.
+    lies where columns of windows can be multiplied by dot products, and widened to i32 first elsewhere. What `zero` adds to a sum
+    is the same everywhere, as padding holds it, too: sums begin with its opposite, which lies beside the weights.
     """
 
     in_channels: int

@@ -20,7 +20,7 @@ from dhlo.ir.ops.elementwise import Convert
 from dhlo.ir.ops.movement import Broadcast
 from dhlo.ir.types import DType, from_mlir
 
-__all__ = ["Epilogue", "emit_store_rows", "epilogue_args", "lower_epilogue", "repeated_buffers", "set_sums"]
+__all__ = ["Epilogue", "emit_store_rows", "epilogue_args", "lower_epilogue", "repeated_buffers", "set_sums", "touch_of"]
 
 
 @dataclass
@@ -113,6 +113,11 @@ def set_sums(em: Emitter, acc: Value, x: V) -> None:
 def epilogue_args(host: GroupHost, e: Epilogue) -> tuple[V, V]:
     """The epilogue's address and its filled argument array."""
     return host.fn.address_of(e.symbol), host.array([host.slot(s) for s in e.slots])
+
+
+def touch_of(host: GroupHost, e: Epilogue) -> V | None:
+    """The address of what prefetches the epilogue's memory, if anything does."""
+    return None if e.touch is None else host.fn.address_of(e.touch)
 
 
 def emit_store_rows(module: KernelModule, dtype: DType) -> str:

@@ -23,7 +23,7 @@ from dhlo.codegen.families.conv.weights import WeightView, emit_pack_weights
 from dhlo.codegen.families.conv.winograd import Winograd
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec
 from dhlo.codegen.families.gemm.tiles_microkernel import STEP_UNITS
-from dhlo.codegen.kernel_ir.builder import BITS, F32, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["Conv"]
@@ -225,6 +225,7 @@ class Conv:
         x_strides: Sequence[V] | None = None,
         out_sizes: Sequence[V] | None = None,
         gates: Sequence[V] = (),
+        touch: V | None = None,
     ) -> None:
         """Emits size arithmetic, variant choice and launches. `sizes` = (batch, *spatial), i64, of the input.
 
@@ -232,7 +233,8 @@ class Conv:
         last must be 1; None means dense. `epilogue(eargs, tile, ld, batch, m0, n0, mr, nr)` is called once for every
         tile of finished sums: rows are output channels m0.., columns flattened output positions n0.. of image
         `batch`; mr <= 32, nr <= 256 (depthwise: mr = 1, any nr). `out_sizes` overrides the output's spatial sizes:
-        windows beyond the padded input read zeros. `gates`: the address of [batch, channel], if the convolution is gated.
+        windows beyond the padded input read zeros. `gates`: the address of [batch, channel], if the convolution is gated. `touch`
+        prefetches what the epilogue writes and reads of a tile, with the same arguments.
         Nothing is launched if the output is empty.
         """
         f, p = host.fn, self.params(host.module)
@@ -267,7 +269,18 @@ class Conv:
             self._launch_depthwise(host, p, shared, flat_flag, f.mul(batch, self.out_channels), out, end)
         else:
             image_end = f.gep(x, f.mul(strides[0], batch), p.stored)
-            self._launch_dense(host, p, shared, flat_flag, batch, out, positions, image_end, gates)
+            more = [*([image_end] if p.bounded else []), *gates, self._touch(host, p, touch, f.mul(batch, positions))]
+            self._launch_dense(host, p, shared, flat_flag, batch, out, positions, image_end, more)
+
+    def _touch(self, host: HostContext, p: ConvParams, touch: V | None, positions: V) -> V:
+        """`touch` where results don't stay in the second-level cache, else null. Results of bytes are bytes again, most often."""
+        f = host.fn
+        null = f.int_to_ptr(f.i64(0))
+        if touch is None:
+            return null
+        with f.wrapping():
+            nbytes = f.mul(positions, self.out_channels * (1 if p.elem == I32 else p.stored_bytes))
+        return f.select(f.cmp("gt", nbytes, host.l2_bytes), touch, null)
 
     def _launch_dense(
         self,
@@ -279,10 +292,10 @@ class Conv:
         out: Sequence[V],
         positions: V,
         image_end: V,
-        gates: Sequence[V],
+        more: Sequence[V],
     ) -> None:
         """Launches what costs least: tiles, Winograd's algorithm, or weights and windows in order of either operand."""
-        f, end = host.fn, [image_end] if p.bounded else []
+        f = host.fn
         # Cost in multiply-adds a depth step; 1/32 on top for transposing tiles.
         normal = f.mul(f.mul(f.ceildivu(positions, p.nr), p.nr), p.group_out)
         columns = p.channel_panels * p.panel
@@ -298,14 +311,14 @@ class Conv:
             in_tiles = f.cmp("lt", cost, best)
             best = f.min(cost, best)
         if variants:
-            some = self._launch_winograd(host, variants, shared, batch, out, best, some, end)
+            some = self._launch_winograd(host, variants, shared, batch, out, best, some, more[: p.bounded])
         if tiles is not None:
             with f.when(f.and_(in_tiles, some)):
                 tiles.launch(host, blocks, shared, batch, image_end)
             some = f.and_(some, f.not_(in_tiles))
         for is_swapped, cond in ((True, choice), (False, f.not_(choice))):
             with f.when(f.and_(cond, some)):
-                self._launch_gemm(host, p, is_swapped, shared, flat, batch, positions, [*end, *gates])
+                self._launch_gemm(host, p, is_swapped, shared, flat, batch, positions, more)
 
     def _strides(self, host: HostContext, spatial: Sequence[V], given: Sequence[V] | None) -> list[V]:
         """Input strides of batch, channel, plane and row."""
@@ -367,7 +380,7 @@ class Conv:
         positions: V,
         more: Sequence[V],
     ) -> None:
-        """`more`: arguments behind the shared ones, gates or where the image ends."""
+        """`more`: arguments behind the shared ones, where the image ends or gates, and the function that touches."""
         f = host.fn
         panels = f.ceildivu(positions, p.spec.mr if swapped else p.nr)
         # Blocks as large as packing and weight reuse like, but enough of them to keep the threads evenly busy.

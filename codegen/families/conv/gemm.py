@@ -13,6 +13,7 @@ from dhlo.codegen.families.conv.pack import (
     load_bounds,
     load_gates,
     load_geometry,
+    load_touch,
 )
 from dhlo.codegen.families.conv.params import TRANSPOSED_LD, ConvParams
 from dhlo.codegen.families.conv.quantised_weights import emit_decode, row_bytes
@@ -64,6 +65,8 @@ class ConvKernel:
         self.geo: Geometry = load_geometry(self.f, self.args)
         self.gates = load_gates(self.f, self.args) if p.gated else None
         self.bounds = load_bounds(p, self.f, self.args)
+        self.touch = load_touch(p, self.f, self.args)
+        self.touches = self.f.cmp("ne", self.f.ptr_to_int(self.touch), 0)
         self.plain = self.f.const(0, I1)  # the input's positions are the output's
         if p.pointwise and not swapped:
             f, geo = self.f, self.geo
@@ -146,8 +149,12 @@ class ConvKernel:
                 if self.layout.wide:
                     self.wide(w, ahead, image, group, panel.iv, panel0, count, k)
                 else:
+                    last = f.cmp("eq", depth.iv, p.depth_blocks - 1)
+                    m0, rows, p0, positions = self.place(group, panel.iv, panel0, count)
+                    with f.when(f.and_(last, self.touches)):
+                        f.call_ptr(self.touch, [geo.eargs, tiles, f.i64(p.nr), image, m0, p0, rows, positions])
                     self.multiply(w, ahead, panel.iv, panel0, count, k, tiles, depth.iv)
-                    with f.when(f.cmp("eq", depth.iv, p.depth_blocks - 1)):
+                    with f.when(last):
                         self.finish(image, group, panel.iv, panel0, count, tiles)
 
     def decoded(self, at: V, rows: V) -> V:
@@ -196,6 +203,11 @@ class ConvKernel:
                 with f.loop(0, count) as lp:
                     fetch = self.fetch(ahead, k, f.add(f.mul(count, i), lp.iv), f.mul(count, len(splits)))
                     x, out = self.at(0, lp.iv, self.layout.panel), f.gep(tile, f.mul(lp.iv, p.nr), p.elem)
+                    first = f.mul(lp.iv, p.nr)
+                    with f.when(self.touches):
+                        there = f.min(f.sub(positions, first), p.nr)
+                        place = [tile, ld, image, f.add(m0, row), f.add(p0, first), f.i64(n), there]
+                        f.call_ptr(self.touch, [geo.eargs, *place])
                     f.call(self.ukr[n], [f.gep(w, row, p.elem), f.i64(p.panel), x, k, out, ld, f.i64(0), *fetch])
                 f.call_ptr(geo.epilogue, [geo.eargs, tile, ld, image, f.add(m0, row), p0, f.i64(n), positions])
             return []
@@ -252,20 +264,24 @@ class ConvKernel:
         """What the tile prefetches of the weight panel `ahead`; see `share_of_fetching`."""
         return share_of_fetching(self.f, self.p.panel * self.p.bytes, ahead, k, tile, tiles)
 
+    def place(self, group: V, panel: V, panel0: V, count: V) -> tuple[V, V, V, V]:
+        """A weight panel's first output channel and how many, the block's first position and how many."""
+        f, p = self.f, self.p
+        row, p0 = f.mul(panel, p.panel), self.start(panel0)
+        rows = f.min(f.sub(p.group_out, row), p.panel)
+        return f.add(f.mul(group, p.group_out), row), rows, p0, f.sub(self.start(f.add(panel0, count)), p0)
+
     def finish(self, image: V, group: V, panel: V, panel0: V, count: V, tiles: V) -> None:
         """Hands the finished tiles of a weight panel to the epilogue."""
         f, p, geo = self.f, self.p, self.geo
-        row = f.mul(panel, p.panel)
-        rows = f.min(f.sub(p.group_out, row), p.panel)
-        m0 = f.add(f.mul(group, p.group_out), row)
+        m0, rows, p0, positions = self.place(group, panel, panel0, count)
         if not self.swapped:
             with f.loop(0, count) as lp:
-                p0 = self.start(f.add(panel0, lp.iv))
-                n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), p0)
+                first = self.start(f.add(panel0, lp.iv))
+                n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), first)
                 tile = f.gep(tiles, f.mul(lp.iv, self.layout.tile), "i8")
-                f.call_ptr(geo.epilogue, [geo.eargs, tile, f.i64(p.nr), image, m0, p0, rows, n])
+                f.call_ptr(geo.epilogue, [geo.eargs, tile, f.i64(p.nr), image, m0, first, rows, n])
             return
-        p0, end = self.start(panel0), self.start(f.add(panel0, count))
         out = self.at(self.layout.transposed)
         with f.loop(0, count) as lp:
             column = f.sub(self.start(f.add(panel0, lp.iv)), p0)
@@ -273,7 +289,7 @@ class ConvKernel:
                 self.transpose,
                 [f.gep(tiles, f.mul(lp.iv, self.layout.tile), "i8"), f.gep(out, column, p.elem), f.i64(TRANSPOSED_LD)],
             )
-        f.call_ptr(geo.epilogue, [geo.eargs, out, f.i64(TRANSPOSED_LD), image, m0, p0, rows, f.sub(end, p0)])
+        f.call_ptr(geo.epilogue, [geo.eargs, out, f.i64(TRANSPOSED_LD), image, m0, p0, rows, positions])
 
 
 def emit_conv_kernel(p: ConvParams, *, swapped: bool) -> str:

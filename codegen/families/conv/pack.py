@@ -20,6 +20,7 @@ __all__ = [
     "load_gates",
     "load_bounds",
     "load_geometry",
+    "load_touch",
 ]
 
 _FIELDS = (
@@ -100,6 +101,11 @@ def load_bounds(p: ConvParams, f: Fn, args: V) -> Bounds:
     """Where the image of a launch begins and ends, for kernels that must know it."""
     first, last = (f.load(f.gep(args, i, I64), I64) for i in (0, len(KERNEL_TYPES))) if p.bounded else (args, args)
     return (first, last) if p.bounded else None
+
+
+def load_touch(p: ConvParams, f: Fn, args: V) -> V:
+    """What prefetches the memory of an epilogue, null if nothing does: the last argument of a launch."""
+    return f.int_to_ptr(f.load(f.gep(args, len(KERNEL_TYPES) + p.bounded + p.gated, I64), I64))
 
 
 def _split_row(f: Fn, geo: Geometry, row: V) -> tuple[V, V]:

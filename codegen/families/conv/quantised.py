@@ -219,16 +219,25 @@ class ByteConv:
         return emit_units(module, self.spec, channels, self.zero if self.depthwise else None)
 
     def emit_launch(
-        self, host: HostContext, *, x: V, w: V, sizes: Sequence[V], workspace: V, epilogue: V, epilogue_args: V
+        self,
+        host: HostContext,
+        *,
+        x: V,
+        w: V,
+        sizes: Sequence[V],
+        workspace: V,
+        epilogue: V,
+        epilogue_args: V,
+        touch: V | None = None,
     ) -> None:
         """As `Conv.emit_launch`, of a dense image; `workspace` has room for an i32 for each position and unit."""
         if self.as_it_lies:
-            self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args)
+            self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args, touch=touch)
             return
         f = host.fn
         if self.by_columns:
             sizes = self._launch_columns(host, x, sizes, workspace)
-            self.conv.emit_launch(host, x=workspace, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args)
+            self.conv.emit_launch(host, x=workspace, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args, touch=touch)
             return
         positions = f.i64(1)
         for n in sizes[1:]:
@@ -238,7 +247,7 @@ class ByteConv:
         with f.when(f.cmp("gt", count, 0)):
             grain = grain_of(host, f.mul(f.min(positions, BLOCK), _POSITION_WORK))
             host.launch(self._emit_units(host.module), [x, workspace, positions, blocks], count, grain)
-        self.conv.emit_launch(host, x=workspace, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args)
+        self.conv.emit_launch(host, x=workspace, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args, touch=touch)
 
     def _launch_columns(self, host: HostContext, x: V, sizes: Sequence[V], workspace: V) -> list[V]:
         """Makes the image of columns of windows, and returns its sizes."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.conv.quantised import ByteConv
-from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue
+from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue, touch_of
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
@@ -84,4 +84,5 @@ class ConvBytesFamily(ChoiceFamily):
             workspace=host.workspace(),
             epilogue=epilogue,
             epilogue_args=eargs,
+            touch=touch_of(host, self.epilogue),
         )

@@ -14,7 +14,7 @@ from dhlo.codegen.families.conv.layout import Array
 from dhlo.codegen.families.conv.quantised_weights import code_of
 from dhlo.codegen.families.conv.transposed import ConvTranspose
 from dhlo.codegen.families.conv.winograd_transforms import SIDES
-from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue
+from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue, touch_of
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.families.kernel import where
@@ -105,7 +105,16 @@ class ConvFamily(ChoiceFamily):
             self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=eargs, workspace=memory)
         else:
             gates = [] if self.gates is None else [view_pointer(host, self.gates)]
-            self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=eargs, gates=gates)
+            self.conv.emit_launch(
+                host,
+                x=x,
+                w=w,
+                sizes=sizes,
+                epilogue=epilogue,
+                epilogue_args=eargs,
+                gates=gates,
+                touch=touch_of(host, self.epilogue),
+            )
 
     def _makes(self, v: Value) -> bool:
         """Whether the group computes a value, other than by looking at others."""

@@ -13,7 +13,7 @@ import torch
 
 from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
-from dhlo.codegen.families.epilogue import epilogue_args, lower_epilogue
+from dhlo.codegen.families.epilogue import epilogue_args, lower_epilogue, touch_of
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
 from dhlo.codegen.families.gemm.operands import Operands
@@ -130,7 +130,6 @@ class GemmFamily(ChoiceFamily):
         strides = [host.size(s) for s in (*a_batch, row, self.a.strides[-1])]
         b_strides = [host.size(s) for s in (*b_batch, *(() if self.b is None else self.b.strides[-2:]))]
         epilogue, eargs = epilogue_args(host, self.epilogue)
-        touch = self.epilogue.touch
         b = view_pointer(host, self.b) if self.b is not None else host.constant(self.packed)
         operands = Operands(
             a=view_pointer(host, self.a),
@@ -143,7 +142,7 @@ class GemmFamily(ChoiceFamily):
             batch=[host.size(n) for n in batch],
             epilogue=epilogue,
             epilogue_args=eargs,
-            touch=None if touch is None else host.fn.address_of(touch),
+            touch=touch_of(host, self.epilogue),
             workspace=host.workspace() if self.b is not None or self.coded is not None else None,
             parts=host.workspace() if self.matmul.splits else None,
             result=host.pointer(self.group.results[0]) if self.epilogue.stores == result_type(self.matmul.elem) else None,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from dhlo.codegen.families.pool.rows import PoolRows, Window, store_value
+from dhlo.codegen.families.pool.rows import PoolRows, store_value
 from dhlo.codegen.kernel_ir.builder import BITS, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.values import FLOATS
+
+if TYPE_CHECKING:
+    from dhlo.codegen.families.pool.pool import Pool
 
 __all__ = ["MaxRows", "scratch_bytes"]
 
@@ -18,14 +22,14 @@ _UNROLL, _COLUMNS, _MOST_STRIDE = 16, 4096, 4
 class _Block:
     """How the columns of a block of outputs lie in a worker's scratch: room for a vector, then column after column."""
 
-    def __init__(self, pool: Window, lanes: int) -> None:
+    def __init__(self, pool: Pool, lanes: int) -> None:
         stride, reach = pool.stride[-1], (pool.kernel[-1] - 1) * pool.dilation[-1]
         self.outputs = max(1, _COLUMNS // stride // lanes) * lanes
         self.front = lanes
         self.elements = lanes + (self.outputs + lanes) * stride + reach + lanes
 
 
-def scratch_bytes(pool: Window, acc: str, lanes: int) -> int:
+def scratch_bytes(pool: Pool, acc: str, lanes: int) -> int:
     """Scratch of a worker, for maxima in the type `acc`."""
     return _Block(pool, lanes).elements * BITS[acc] // 8
 
@@ -34,7 +38,7 @@ class MaxRows(PoolRows):
     """Each column's maximum over the rows of the windows is kept in the scratch, with what lies outside of the image on either
     side, so that windows are inside. Nothing is masked but the last elements that a worker stores."""
 
-    def __init__(self, pool: Window, module: KernelModule) -> None:
+    def __init__(self, pool: Pool, module: KernelModule) -> None:
         super().__init__(pool, module)
         least = 0 if pool.unsigned else -(1 << BITS[self.acc] - 1)
         self.other = float("-inf") if self.acc in FLOATS else least

@@ -4,48 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.kernel_ir.values import FLOATS
 
-__all__ = ["PoolRows", "Triple", "Window", "accumulator", "load_float", "store_value", "triple"]
+__all__ = ["PoolRows", "Triple", "accumulator", "load_float", "store_value", "triple"]
+
+if TYPE_CHECKING:
+    from dhlo.codegen.families.pool.pool import Pool
 
 Triple = tuple[int, int, int]
-
-
-class Window(Protocol):
-    """What kernels know of a pooling; see `Pool`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def elem(self) -> str: ...
-    @property
-    def unsigned(self) -> bool: ...
-    @property
-    def kernel(self) -> tuple[int, ...]: ...
-    @property
-    def stride(self) -> tuple[int, ...]: ...
-    @property
-    def padding(self) -> tuple[int, ...]: ...
-    @property
-    def dilation(self) -> tuple[int, ...]: ...
-    @property
-    def count_include_pad(self) -> bool: ...
-    @property
-    def divisor_override(self) -> int | None: ...
-    @property
-    def indices(self) -> bool: ...
 
 
 class PoolRows(ABC):
     """Emits the kernel of a pooling: items are the rows (plane, z, y) of the outputs, in order."""
 
-    def __init__(self, pool: Window, module: KernelModule) -> None:
+    def __init__(self, pool: Pool, module: KernelModule) -> None:
         self.pool = pool
         self.acc = accumulator(pool.elem)
         self.lanes = module.target.lanes(self.acc)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from dhlo.codegen.families.pool.rows import PoolRows, Window, load_float, store_value
+from dhlo.codegen.families.pool.rows import PoolRows, load_float, store_value
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I32, I64, KernelModule, V, vec
+
+if TYPE_CHECKING:
+    from dhlo.codegen.families.pool.pool import Pool
 
 __all__ = ["Windows"]
 
@@ -16,7 +20,7 @@ _UNROLL = 27
 class Windows(PoolRows):
     """Lanes hold a window each, and take in its points one after the other; those outside of the image are masked."""
 
-    def __init__(self, pool: Window, module: KernelModule) -> None:
+    def __init__(self, pool: Pool, module: KernelModule) -> None:
         super().__init__(pool, module)
         self.points = self.kernel[0] * self.kernel[1] * self.kernel[2]
         self.other = float("-inf") if pool.kind == "max" else 0.0

@@ -10,12 +10,12 @@
     separate-state    weight -> state, for what the program changes
     cse .. cse-again  rewrites that hold for all sizes; among them expand-adapters: adapt -> low_rank, and what adds it
     multiply-bytes    products of activations that the program quantises, with quantised weights: matmul -> rounded_matmul of bytes
+    keep-codes        bytes that are dequantised stay bytes where they are pooled, or quantised in the same way again
     update-parts, quantise-caches        what is written in place; caches of attention in fewer bits
     own-results       memory of its own for every result
     narrow-images     images of convolutions are stored in the type that they are rounded to
     narrow-products   products of f16 read both sides as they lie in memory
     round-activations products of quantised weights round their rows to int8 as they read them: matmul -> rounded_matmul
-    pool-codes        maxima of what was dequantised are those of bytes
     round-codes       what is quantised is bounded once, before it is rounded as it is converted: round -> nearest
     fuse              dhlo.group: ops that are computed together
     readers-first     order of reads and writes of one memory
@@ -75,13 +75,13 @@ from dhlo.passes.grow import grow
 from dhlo.passes.hoist_slices import hoist_slices
 from dhlo.passes.integer_convolutions import integer_convolutions
 from dhlo.passes.join_caches import join_caches
+from dhlo.passes.keep_codes import keep_codes
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.multiply_bytes import multiply_bytes
 from dhlo.passes.narrow_images import narrow_images
 from dhlo.passes.narrow_products import narrow_products
 from dhlo.passes.own_results import own_results
 from dhlo.passes.page_caches import page_caches
-from dhlo.passes.pool_codes import pool_codes
 from dhlo.passes.quantise_caches import quantise_caches
 from dhlo.passes.quantise_weights import quantise_weights
 from dhlo.passes.readers_first import readers_first
@@ -186,13 +186,13 @@ PASSES: tuple[Pass, ...] = (
     Pass("integer-convolutions", integer_convolutions),
     Pass("multiply-bytes", multiply_bytes),
     Pass("expand-dequantize", expand_dequantize),
+    Pass("keep-codes", plain(keep_codes)),
     Pass("update-parts", plain(update_parts)),
     Pass("quantise-caches", quantise_caches),
     Pass("own-results", plain(own_results)),
     Pass("narrow-images", plain(narrow_images)),
     Pass("narrow-products", plain(narrow_products)),
     Pass("round-activations", plain(round_activations)),
-    Pass("pool-codes", pool_codes),
     Pass("round-codes", round_codes),
     Pass("fuse", plain(fuse)),
     Pass("readers-first", plain(readers_first)),

@@ -17,7 +17,7 @@ from dhlo.ir.ops.quantised import Dequantize, along
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
 
-__all__ = ["dequantised_bytes", "integer_convolutions", "new_weight"]
+__all__ = ["integer_convolutions", "new_weight"]
 
 Weights = dict[str, torch.Tensor]
 
@@ -47,7 +47,7 @@ def _rewrite_block(block: Block, weights: Weights) -> bool:
 
 def _rewrite(op: Any, weights: Weights) -> bool:
     """Whether the convolution was one of bytes."""
-    image = dequantised_bytes(op.operands[0], weights)
+    image = _image(op.operands[0], weights)
     if image is None:
         return False
     with ir.InsertionPoint(op.operation), op.location:
@@ -97,7 +97,7 @@ def _scale_after(op: Any, weights: Weights) -> bool:
     return True
 
 
-def dequantised_bytes(v: Value, weights: Weights) -> tuple[Value, int, float] | None:
+def _image(v: Value, weights: Weights) -> tuple[Value, int, float] | None:
     """Bytes, zero point and scale of a value (f32) that is made so."""
     scale, zero = 1.0, 0.0
     op = defining(v)

@@ -16,25 +16,22 @@ from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Weight, number
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
-from dhlo.passes.integer_convolutions import dequantised_bytes
 
-__all__ = ["round_codes"]
+__all__ = ["BYTES", "bounded", "filled_with", "round_codes"]
 
 Weights = dict[str, torch.Tensor]
 
-_BYTES: Final = {"i8": (-128, 127), "ui8": (0, 255)}
+BYTES: Final = {"i8": (-128, 127), "ui8": (0, 255)}
 _MOST: Final = float(1 << 23)
 """Integers up to this, and their differences, are numbers of f32."""
-_SAME_SCALE: Final = 2.0**-16
-"""How far a scale times another's inverse may be from 1: rounding hides what that changes of a byte."""
 _FAR: Final = 24
 """How many ops are looked at one behind the other."""
 
 
 def round_codes(module: Module, weights: Weights) -> None:
     """Turns `bytes(clamp(round(y) + zero, low, high))` into `bytes(nearest(clamp(y, low - zero, high - zero)) + zero)`. Its bounds
-    take in those of what y is a multiple of (a relu's, say). Bytes that are dequantised and quantised in the same way are left as
-    they are. Every result stays the same, that of NaN too, with the weights as they are."""
+    take in those of what y is a multiple of (a relu's, say). Every result stays the same, that of NaN too, with the weights as they
+    are."""
     for block in bodies(module):
         if any([_rewrite(op, weights) for op in list(walk(block)) if isinstance(op, ew.Convert)]):  # all of them
             erase_dead(block)
@@ -43,28 +40,24 @@ def round_codes(module: Module, weights: Weights) -> None:
 def _rewrite(op: Any, weights: Weights) -> bool:
     """Whether the conversion became one of integers."""
     floats, out = from_mlir(op.operands[0]), from_mlir(op.results[0])
-    if floats.dtype.name != "f32" or out.dtype.name not in _BYTES:
+    if floats.dtype.name != "f32" or out.dtype.name not in BYTES:
         return False
-    v, low, high = _bounded(op.operands[0], -math.inf, math.inf)
+    v, low, high = bounded(op.operands[0])
     zero, added = 0.0, defining(v)
-    if isinstance(added, ew.Add) and (c := _constant(added.operands[1])) is not None:
+    if isinstance(added, ew.Add) and (c := filled_with(added.operands[1])) is not None:
         zero, v = c, added.operands[0]
-    rounded, (least, most) = defining(v), _BYTES[out.dtype.name]
+    rounded, (least, most) = defining(v), BYTES[out.dtype.name]
     whole = zero.is_integer() and low.is_integer() and high.is_integer() and abs(zero) <= _MOST
     if not isinstance(rounded, ew.Round) or not whole or not least <= low <= high <= most:
         return False
     y = rounded.operands[0]
-    if (low, high) == (least, most) and (codes := _dequantised_the_same(y, zero, out, weights)) is not None:
-        op.results[0].replace_all_uses_with(codes)
-        op.operation.erase()
-        return True
     if zero and _magnitude(y, weights) == math.inf:
         return False  # a NaN's integer has other lowest bits with zero than without
     with ir.InsertionPoint(op.operation), op.location:
         y, low, high = _multiple(y, low - zero, high - zero)
-        bounded = build(ew.Minimum, [build(ew.Maximum, [y, _full(low, floats)]).results[0], _full(high, floats)]).results[0]
+        clamped = build(ew.Minimum, [build(ew.Maximum, [y, _full(low, floats)]).results[0], _full(high, floats)]).results[0]
         integers = floats.with_dtype("i32")
-        made: Value = build(ew.Nearest, [bounded], results=[integers]).results[0]
+        made: Value = build(ew.Nearest, [clamped], results=[integers]).results[0]
         if zero:
             made = build(ew.Add, [made, build(Full, [], {"value": str(int(zero))}, results=[integers]).results[0]]).results[0]
         made = build(ew.Convert, [made], results=[out]).results[0]
@@ -73,32 +66,22 @@ def _rewrite(op: Any, weights: Weights) -> bool:
     return True
 
 
-def _dequantised_the_same(y: Value, zero: float, out: TensorType, weights: Weights) -> Value | None:
-    """The bytes that a number was dequantised from if they are what it is quantised to: `y` is a multiple of it."""
-    product = defining(y)
-    factor = _constant(product.operands[1]) if isinstance(product, ew.Mul) else None
-    made = dequantised_bytes(product.operands[0], weights) if factor is not None else None
-    if factor is None or made is None or from_mlir(made[0]) != out or made[1] != zero:
-        return None
-    return made[0] if abs(made[2] * factor - 1) < _SAME_SCALE else None
-
-
 def _full(value: float, t: TensorType) -> Value:
     made: Value = build(Full, [], {"value": str(value)}, results=[t]).results[0]
     return made
 
 
-def _constant(v: Value) -> float | None:
+def filled_with(v: Value) -> float | None:
     """The number that fills a tensor of floats, as f32."""
     full = defining(v)
     value = number(attr(full, "value")) if isinstance(full, Full) else None
     return None if value is None else float(np.float32(value))
 
 
-def _bounded(v: Value, low: float, high: float) -> tuple[Value, float, float]:
+def bounded(v: Value, low: float = -math.inf, high: float = math.inf) -> tuple[Value, float, float]:
     """What the bounds `low` and `high`, and those that made `v`, are bounds of; and bounds that do as all of these."""
     while isinstance(op := defining(v), (ew.Maximum, ew.Minimum)):
-        bound = _constant(op.operands[1])
+        bound = filled_with(op.operands[1])
         if bound is None or math.isnan(bound):
             break
         if isinstance(op, ew.Maximum):
@@ -113,10 +96,10 @@ def _multiple(y: Value, low: float, high: float) -> tuple[Value, float, float]:
     """If `y` is a bounded x times a number above 0, that multiple of x itself, with bounds that take in x's: rounding products
     doesn't change their order."""
     product = defining(y)
-    factor = _constant(product.operands[1]) if isinstance(product, ew.Mul) else None
+    factor = filled_with(product.operands[1]) if isinstance(product, ew.Mul) else None
     if factor is None or not 0 < factor < math.inf:
         return y, low, high
-    x, least, most = _bounded(product.operands[0], -math.inf, math.inf)
+    x, least, most = bounded(product.operands[0])
     if x == product.operands[0]:
         return y, low, high
     least, most = (b if math.isinf(b) else float(np.float32(b) * np.float32(factor)) for b in (least, most))
@@ -127,7 +110,7 @@ def _multiple(y: Value, low: float, high: float) -> tuple[Value, float, float]:
 
 def _magnitude(v: Value, weights: Weights, far: int = _FAR) -> float:
     """What no element of floats is further from 0 than, nor NaN; infinity if nothing is known."""
-    op, constant = defining(v), _constant(v)
+    op, constant = defining(v), filled_with(v)
     if constant is not None:
         return abs(constant)
     if far == 0 or op is None:

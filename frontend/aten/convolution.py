@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import sympy
-import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.frontend.aten.windows import conv_by_columns, transposed_by_columns
@@ -183,8 +182,8 @@ def pool(
             out.append(b.size(sympy.Min(FloorDiv(room + st - 1, st) + 1, FloorDiv(s + p - 1, st) + 1)))
         else:
             out.append(FloorDiv(room, st) + 1)
-    if not b.dtype(x).is_float:
-        return _pool_integers(b, x, how, out, window, stride, padding, dilation, count_pad, divisor)
+    if not b.dtype(x).is_float and how == "avg":
+        return _average_integers(b, x, out, window, stride, padding, dilation, count_pad, divisor)
     return b.op(
         compute.Pool,
         [x],
@@ -201,10 +200,9 @@ def pool(
     )
 
 
-def _pool_integers(
+def _average_integers(
     b: OpBuilder,
     x: Value,
-    how: str,
     out: list[Any],
     window: list[int],
     stride: list[int],
@@ -213,9 +211,8 @@ def _pool_integers(
     count_pad: bool,
     divisor: int | None,
 ) -> Value:
-    """Pooling of integers, which has no kernel of its own: all elements of all windows, reduced. Averages are rounded to zero."""
+    """Averages of integers, which have no kernel of their own: all elements of all windows, summed. They are rounded to zero."""
     first, dtype = b.rank(x) - len(out), b.dtype(x)
-    neutral = torch.iinfo(dtype.torch).min if how == "max" else 0
     windows = [first + 2 * k for k in range(len(out))]
     counts = []
     for dim, o, w, s, p, d in zip(windows, out, window, stride, padding, dilation, strict=True):
@@ -225,10 +222,8 @@ def _pool_integers(
         counted = b.ew(ew.Lt, at, n + p) if count_pad else inside
         counts.append(b.reduce(b.convert(counted, "i64"), "sum", [1]))
         x = b.take(x, [b.minimum(b.maximum(at, 0), n - 1)], [dim], dim)
-        x = b.select(b.expand(inside, b.shape(x), [dim, dim + 1]), x, neutral, dtype=dtype)
+        x = b.select(b.expand(inside, b.shape(x), [dim, dim + 1]), x, 0, dtype=dtype)
     taps = [d + 1 for d in windows]
-    if how == "max":
-        return b.reduce(x, "max", taps)
     total = b.reduce(b.convert(x, "i64"), "sum", taps)
     count: Operand = divisor
     if not divisor:

@@ -144,9 +144,9 @@ def test_pooled_bytes(dtype: torch.dtype, zero: int, same: bool) -> None:
     texts: dict[str, str] = {}
     program = torch.export.export(module, (torch.randn(2, 3, 21, 40),), dynamic_shapes=(dims,))
     model = dhlo.compile(program, dump=texts.__setitem__)
-    pooled = re.search(r"(%\d+) = \"dhlo.pool\"", texts["round-codes"])
+    pooled = re.search(r"(%\d+) = \"dhlo.pool\"", texts["keep-codes"])
     assert pooled is not None
-    assert (re.search(rf"dhlo.conv_bytes\"\({pooled[1]},", texts["round-codes"]) is not None) == same
+    assert (re.search(rf"dhlo.conv_bytes\"\({pooled[1]},", texts["keep-codes"]) is not None) == same
     for n, *s in ((1, 9, 9), (2, 64, 33), (1, 12, 511), (3, 40, 264)):
         x = torch.randn(n, 3, *s)
         for got, want in zip(model(x), module(x), strict=True):

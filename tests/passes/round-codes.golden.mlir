@@ -1,5 +1,5 @@
 module {
-  func.func @main(%arg0: tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, %arg1: tensor<?x4xi32, #dhlo.shape<["n", "4"]>>, %arg2: tensor<?x4xui8, #dhlo.shape<["n", "4"]>>) -> (tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xi8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>) {
+  func.func @main(%arg0: tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, %arg1: tensor<?x4xi32, #dhlo.shape<["n", "4"]>>) -> (tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xi8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>) {
     %0 = "dhlo.full"() {value = "0.0"} : () -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
     %1 = "dhlo.full"() {value = "6.0"} : () -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
     %2 = "dhlo.full"() {value = "255.0"} : () -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
@@ -42,17 +42,6 @@ module {
     %39 = "dhlo.maximum"(%7, %0) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
     %40 = "dhlo.minimum"(%39, %38) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
     %41 = "dhlo.convert"(%40) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xui8, #dhlo.shape<["n", "4"]>>
-    %42 = "dhlo.full"() {value = "0.025"} : () -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
-    %43 = "dhlo.convert"(%arg2) : (tensor<?x4xui8, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
-    %44 = "dhlo.sub"(%43, %15) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
-    %45 = "dhlo.mul"(%44, %42) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
-    %46 = "dhlo.mul"(%45, %3) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
-    %47 = "dhlo.full"() {value = "0.0"} : () -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
-    %48 = "dhlo.maximum"(%46, %47) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
-    %49 = "dhlo.full"() {value = "255.0"} : () -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
-    %50 = "dhlo.minimum"(%48, %49) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
-    %51 = "dhlo.nearest"(%50) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
-    %52 = "dhlo.convert"(%51) : (tensor<?x4xi32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xui8, #dhlo.shape<["n", "4"]>>
-    return %14, %25, %31, %37, %41, %arg2, %52 : tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xi8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>
+    return %14, %25, %31, %37, %41 : tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xi8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>
   }
 }

@@ -12,11 +12,14 @@ from dhlo.codegen.kernel_ir.values import FLOATS
 if TYPE_CHECKING:
     from dhlo.codegen.families.pool.pool import Pool
 
-__all__ = ["MaxRows", "scratch_bytes"]
+__all__ = ["MOST_REACH", "MaxRows", "scratch_bytes"]
 
 # Rows and columns of a window up to which maxima are one straight line of code; columns of the input that are computed at once; the
 # largest stride for which vectors of outputs are shuffled out of vectors of inputs.
 _UNROLL, _COLUMNS, _MOST_STRIDE = 16, 4096, 4
+
+MOST_REACH = 4096
+"""How far windows of floats reach along a row, at most, as the scratch holds the columns of one."""
 
 
 class _Block:
@@ -24,9 +27,11 @@ class _Block:
 
     def __init__(self, pool: Pool, lanes: int) -> None:
         stride, reach = pool.stride[-1], (pool.kernel[-1] - 1) * pool.dilation[-1]
-        self.outputs = max(1, _COLUMNS // stride // lanes) * lanes
+        self.wide = stride <= _MOST_STRIDE
+        step = lanes if self.wide else 1  # outputs at once
+        self.outputs = max(1, _COLUMNS // stride // step) * step
         self.front = lanes
-        self.elements = lanes + (self.outputs + lanes) * stride + reach + lanes
+        self.elements = lanes + (self.outputs - 1) * stride + reach + step * stride * self.wide + lanes
 
 
 def scratch_bytes(pool: Pool, acc: str, lanes: int) -> int:
@@ -131,7 +136,7 @@ class MaxRows(PoolRows):
         worker's lie."""
         f, stride, elem = self.f, self.stride[2], self.pool.elem
         left = f.sub(f.mul(self.end, self.outs[2]), at)
-        wide = stride <= _MOST_STRIDE
+        wide = self.block.wide
         with f.loop(0, n, self.lanes if wide else 1) as lp:
             value = self.windows(f.mul(lp.iv, stride), self.lanes if wide else 0)
             to = f.gep(self.out, f.add(at, lp.iv), elem)

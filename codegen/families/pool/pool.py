@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 
 from dhlo.codegen.families.box import grain_of
-from dhlo.codegen.families.pool.max_rows import MaxRows, scratch_bytes
+from dhlo.codegen.families.pool.max_rows import MOST_REACH, MaxRows, scratch_bytes
 from dhlo.codegen.families.pool.rows import accumulator
 from dhlo.codegen.families.pool.windows import Windows
 from dhlo.codegen.kernel_ir.builder import BITS, F32, KernelModule, V
@@ -56,7 +56,8 @@ class Pool:
     @property
     def takes_rows(self) -> bool:
         """Whether windows are reduced row by row: maxima may come in any order, and more than once."""
-        return self.kind == "max" and not self.indices
+        far = (self.kernel[-1] - 1) * self.dilation[-1] > MOST_REACH
+        return self.kind == "max" and not self.indices and not (far and self.elem in FLOATS)
 
     @property
     def name(self) -> str:

@@ -418,21 +418,18 @@ class Pool(Op, name="pool"):
 
         x, n = args[0], len(g("window"))
         want = [sizes(s) for s in from_mlir(self.results[0]).shape[-n:]]
-        for ceil in (False, True):
-            if g("how") == "max":
-                # PyTorch's over one dim is of floats.
-                flat = [(1, *g("window")), (1, *g("stride")), (0, *g("padding")), (1, *g("dilation"))]
-                lists = [v[n != 1 :] for v in flat]
-                y = getattr(F, f"max_pool{max(n, 2)}d")(x.unsqueeze(-2) if n == 1 else x, *lists, ceil)
-                y = y.squeeze(-2) if n == 1 else y
-            elif n == 1:
-                y = F.avg_pool1d(x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"))
-            else:
-                y = getattr(F, f"avg_pool{n}d")(
-                    x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"), g("divisor") or None
-                )
-            if list(y.shape[-n:]) == want:
-                break
+        places = zip(x.shape[-n:], g("window"), g("stride"), g("padding"), g("dilation"), strict=True)
+        ceil = [(s + 2 * p - d * (w - 1) - 1) // st + 1 for s, w, st, p, d in places] != want
+        if g("how") == "max":
+            # PyTorch's over one dim is of floats.
+            flat = [(1, *g("window")), (1, *g("stride")), (0, *g("padding")), (1, *g("dilation"))]
+            lists = [v[n != 1 :] for v in flat]
+            y = getattr(F, f"max_pool{max(n, 2)}d")(x.unsqueeze(-2) if n == 1 else x, *lists, ceil)
+            y = y.squeeze(-2) if n == 1 else y
+        elif n == 1:
+            y = F.avg_pool1d(x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"))
+        else:
+            y = getattr(F, f"avg_pool{n}d")(x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"), g("divisor") or None)
         return [y]
 
     def flops(self) -> sympy.Expr:

@@ -147,6 +147,20 @@ def test_rows_longer_than_a_block() -> None:
             close(out, max_pool(pool, x)[0])
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"), [(2, 100_000_000, 1), (5000, 5000, 1), (2, 3, 5000), (6000, 1, 1), (4097, 7, 1)]
+)
+def test_scratch_is_bounded(kernel: int, stride: int, dilation: int) -> None:
+    """However far windows reach, and lie from one another."""
+    for elem in (F32, F64):
+        pool = Pool("max", (2, kernel), (1, stride), (0, 0), (1, dilation), elem=elem)
+        x = data((1, 2, 3, 12_345), TYPES[elem])
+        tensors, launches = launches_of(pool, x, pool.output_size(x.shape[2:]))
+        assert all(launch.scratch <= 1 << 17 for launch in launches)
+        out, _ = run(pool, x, pool.output_size(x.shape[2:]))
+        close(out, max_pool(pool, x)[0])
+
+
 @pytest.mark.parametrize("elem", ["i8", F32])
 def test_memory_beside_the_image_is_not_read(elem: str) -> None:
     pool = Pool("max", (3, 3), (2, 2), (1, 1), (1, 1), elem=elem)

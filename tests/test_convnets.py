@@ -47,7 +47,7 @@ def test_table() -> None:
     assert table([{**result, "peers": {"dhlo": {"error": "no kernel"}}}])[1].endswith("no kernel")
 
 
-@pytest.mark.parametrize("form", ["bf16", "int8"])
+@pytest.mark.parametrize("form", ["bf16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_networks_in_narrow_types_are_compared(form: str) -> None:
     if form == "int8":
         pytest.importorskip("torchao")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,7 +45,8 @@ class _Dequantised:
         if not isinstance(op, ew.Convert) or from_mlir(v).dtype.name != "f32" or from_mlir(op.operands[0]).dtype.name not in BYTES:
             return None
         low, high = BYTES[from_mlir(op.operands[0]).dtype.name]
-        return _Dequantised(op.operands[0], zero, scale) if zero.is_integer() and low <= zero <= high and scale > 0 else None
+        keeps_order = 0 < scale < math.inf  # infinity times 0 is NaN
+        return _Dequantised(op.operands[0], zero, scale) if keeps_order and zero.is_integer() and low <= zero <= high else None
 
 
 def keep_codes(module: Module) -> None:

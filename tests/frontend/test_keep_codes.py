@@ -111,6 +111,17 @@ def test_codes_that_overflow_are_others(scale: float, kept: bool) -> None:
     assert ("dhlo.round" not in texts["keep-codes"]) == kept
 
 
+@pytest.mark.parametrize("scale", [float("inf"), 1e38, -1.0])
+def test_maxima_of_scaled_codes(scale: float) -> None:
+    """Where the order isn't that of bytes, as infinity times 0 is NaN, and where large numbers are infinite."""
+    module = Of(lambda x: torch.nn.functional.max_pool2d((x.float() - 3) * scale, 3, 2, 1) + 1)
+    x = torch.arange(-100, 92, dtype=torch.int8).reshape(1, 2, 8, 12)[
+        ..., torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    ]
+    model = dhlo.compile(torch.export.export(module, (x,)))
+    torch.testing.assert_close(model(x), module(x), rtol=0, atol=0, equal_nan=True)
+
+
 def test_scales_that_are_weights_can_be_replaced(tmp_path: Path) -> None:
     """Also by one below 0, with which the order of numbers isn't that of bytes."""
 

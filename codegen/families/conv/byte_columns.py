@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dhlo.codegen.families.conv.params import COLUMNS_OF_STEP
+from dhlo.codegen.families.conv.params import COLUMNS_OF_STEP, column_steps
 from dhlo.codegen.families.gemm.multiply_add import as_vector_of
 from dhlo.codegen.families.gemm.register_tile import SIGN_BITS, TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I32, I64, PTR, Fn, KernelModule, V, vec
@@ -74,7 +74,7 @@ def emit_columns(module: KernelModule, spec: TileSpec, kernel: int, stride: int,
     f = kernel_fn(module, name)
     x, to, rows, width, out = load_args(f, [PTR, PTR, I64, I64, I64])
     _, begin, end, *_ = f.args
-    steps = -(-kernel // COLUMNS_OF_STEP)
+    steps = column_steps(kernel)
     columns = ByteColumns(f, spec, stride, dilation, steps, width)
     outside = f.const((zero + 128) % 256 - 128, vec(I8, columns.loaded))
     with f.loop(begin, end) as items:

@@ -9,7 +9,7 @@ from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.families.gemm.tiles_microkernel import STEP_UNITS
 from dhlo.codegen.kernel_ir.builder import BITS, Fn, KernelModule, V
 
-__all__ = ["COLUMNS_OF_STEP", "TRANSPOSED_LD", "ConvParams", "Tiled", "Triple"]
+__all__ = ["COLUMNS_OF_STEP", "TRANSPOSED_LD", "ConvParams", "Tiled", "Triple", "column_steps"]
 
 Triple = tuple[int, int, int]
 COLUMNS_OF_STEP = 4
@@ -23,6 +23,11 @@ _RUN_CHANNELS = 512
 # Bytes of a row of the positions packed together: if no partial sums are kept, and if they are. What they may take of the second
 # cache.
 _WIDE_ROW, _KEPT_ROW, _WIDE_BYTES = 1024, 256, 1 << 17
+
+
+def column_steps(kernel: int) -> int:
+    """Dot products over a row of a window of so many columns."""
+    return -(-kernel // COLUMNS_OF_STEP)
 
 
 class Tiled:
@@ -128,7 +133,7 @@ class ConvParams(Tiled):
     @property
     def row_steps(self) -> int:
         """Of a depthwise sum, over a row of the window."""
-        return -(-self.kernel[2] // COLUMNS_OF_STEP) if self.columns_side_by_side else self.kernel[2]
+        return column_steps(self.kernel[2]) if self.columns_side_by_side else self.kernel[2]
 
     @property
     def window_steps(self) -> int:

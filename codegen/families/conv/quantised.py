@@ -12,7 +12,7 @@ from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.conv.byte_columns import emit_columns, has_byte_columns
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.layout import Array
-from dhlo.codegen.families.conv.params import COLUMNS_OF_STEP, ConvParams
+from dhlo.codegen.families.conv.params import COLUMNS_OF_STEP, ConvParams, column_steps
 from dhlo.codegen.families.conv.quantised_kernels import BLOCK, ByteConvKernel, emit_units, unit_channels
 from dhlo.codegen.families.conv.tiles import ConvTiles
 from dhlo.codegen.families.conv.tiles_form import columns_as_channels
@@ -113,7 +113,7 @@ class ByteConv:
         """Whether an i32 holds columns of a window, so that what is left has windows of one column. Tiles have their own form for
         few channels."""
         group_in, kernel = self.in_channels // self.groups, self.kernel[-1]
-        fewer = group_in * -(-kernel // COLUMNS_OF_STEP) < -(-group_in // self.unit) * kernel
+        fewer = group_in * column_steps(kernel) < -(-group_in // self.unit) * kernel
         return fewer and not self.depthwise and self.spec.target.tiles is None and self._has_columns
 
     @property
@@ -121,7 +121,7 @@ class ByteConv:
         """Of a group: i32s for a position that the image is brought to, if it is."""
         group_in = self.in_channels // self.groups
         if self.by_columns:
-            return group_in * -(-self.kernel[-1] // COLUMNS_OF_STEP)
+            return group_in * column_steps(self.kernel[-1])
         return 0 if self.as_it_lies else 1 if self.depthwise else -(-group_in // self.unit)
 
     @property
@@ -163,7 +163,7 @@ class ByteConv:
         """Of the packed weights."""
         conv = self.conv
         if self.as_it_lies:
-            return 4 * self.out_channels * (1 + prod(self.kernel[:-1]) * -(-self.kernel[-1] // COLUMNS_OF_STEP))
+            return 4 * self.out_channels * (1 + prod(self.kernel[:-1]) * column_steps(self.kernel[-1]))
         panels, depth, panel = conv.layout.shape if not self.depthwise else (*conv.layout.shape, 1)
         own = 4 * panels * (depth + (0 if self.depthwise else 1)) * panel
         return own + sum(4 * prod(layout.shape) for layout in conv.layouts[1:])
@@ -234,11 +234,13 @@ class ByteConv:
         if self.as_it_lies:
             self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args, touch=touch)
             return
+        make = self._launch_columns if self.by_columns else self._launch_units
+        sizes = make(host, x, sizes, workspace)
+        self.conv.emit_launch(host, x=workspace, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args, touch=touch)
+
+    def _launch_units(self, host: HostContext, x: V, sizes: Sequence[V], workspace: V) -> list[V]:
+        """Makes the image of units, of the same sizes."""
         f = host.fn
-        if self.by_columns:
-            sizes = self._launch_columns(host, x, sizes, workspace)
-            self.conv.emit_launch(host, x=workspace, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args, touch=touch)
-            return
         positions = f.i64(1)
         for n in sizes[1:]:
             positions = f.mul(positions, n)
@@ -247,7 +249,7 @@ class ByteConv:
         with f.when(f.cmp("gt", count, 0)):
             grain = grain_of(host, f.mul(f.min(positions, BLOCK), _POSITION_WORK))
             host.launch(self._emit_units(host.module), [x, workspace, positions, blocks], count, grain)
-        self.conv.emit_launch(host, x=workspace, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args, touch=touch)
+        return [*sizes]
 
     def _launch_columns(self, host: HostContext, x: V, sizes: Sequence[V], workspace: V) -> list[V]:
         """Makes the image of columns of windows, and returns its sizes."""
@@ -258,9 +260,8 @@ class ByteConv:
         for n in outer[1:]:
             rows = f.mul(rows, n)
         count = f.mul(f.mul(outer[0], self.in_channels), rows)
-        steps = self.units * self.groups // self.in_channels
         with f.when(f.and_(f.cmp("gt", count, 0), f.cmp("gt", out, 0))):
-            grain = grain_of(host, f.mul(out, steps * _POSITION_WORK))
+            grain = grain_of(host, f.mul(out, column_steps(self.kernel[-1]) * _POSITION_WORK))
             host.launch(self._emit_units(host.module), [x, workspace, rows, width, out], count, grain)
         return [*outer, out]
 
@@ -268,7 +269,7 @@ class ByteConv:
 def _side_by_side(weight: Array) -> Array:
     """Weights [out_channels, in_channels / groups, *kernel] of i8 with columns of windows in i32s: [..., steps]."""
     *outer, kernel = weight.shape
-    padded = np.zeros((*outer, -(-kernel // COLUMNS_OF_STEP) * COLUMNS_OF_STEP), np.int8)
+    padded = np.zeros((*outer, column_steps(kernel) * COLUMNS_OF_STEP), np.int8)
     padded[..., :kernel] = weight
     return padded.view(np.int32)
 

@@ -8,7 +8,8 @@
     page-caches       a cache becomes a pool of blocks, and the step one of tokens of many sequences: attention -> paged_attention
     add-adapters      products with constants add what an argument says of a token's adapter: adapt
     separate-state    weight -> state, for what the program changes
-    cse .. cse-again  rewrites that hold for all sizes; among them expand-adapters: adapt -> low_rank, and what adds it
+    cse .. cse-again  rewrites that hold for all sizes; among them expand-adapters: adapt -> low_rank, and what adds it; and
+                      keep-sums: norms of channels take the sums of narrow convolutions before they are rounded
     multiply-bytes    products of activations that the program quantises, with quantised weights: matmul -> rounded_matmul of bytes
     keep-codes        bytes that are dequantised stay bytes where they are pooled, or quantised in the same way again
     update-parts, quantise-caches        what is written in place; caches of attention in fewer bits
@@ -76,6 +77,7 @@ from dhlo.passes.hoist_slices import hoist_slices
 from dhlo.passes.integer_convolutions import integer_convolutions
 from dhlo.passes.join_caches import join_caches
 from dhlo.passes.keep_codes import keep_codes
+from dhlo.passes.keep_sums import keep_sums
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.multiply_bytes import multiply_bytes
 from dhlo.passes.narrow_images import narrow_images
@@ -175,6 +177,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("find-attention", plain(find_attention)),
     Pass("find-dequantize", find_dequantize),
     Pass("quantise-weights", quantise_weights),
+    Pass("keep-sums", plain(keep_sums)),
     Pass("fold-weights", fold_weights),
     Pass("attention-heads", plain(attention_heads)),
     Pass("causal-masks", plain(causal_masks)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -116,6 +117,57 @@ def test_infinite_and_missing_numbers_of_the_last_channel(form: tuple[int, ...])
     x[1, -1, 5, 5], x[2, -1, 0, 0], x[3, 0, 20, 18] = float("nan"), float("inf"), float("-inf")
     want, got = wide(model, x), ours(x)
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+
+
+class Normed(nn.Module):
+    """A convolution, a norm of its channels, and bounds."""
+
+    def __init__(self, i: int, o: int, k: int, s: int, p: int, d: int, g: int, bias: bool) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(i, o, k, s, p, d, g, bias), nn.BatchNorm2d(o)
+        for t in (self.norm.weight, self.norm.running_var):
+            nn.init.uniform_(t, 0.5, 2.0)  # type: ignore[arg-type]
+        for t in (self.norm.bias, self.norm.running_mean):
+            nn.init.normal_(t)  # type: ignore[arg-type]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.relu6(self.norm(self.conv(x)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("form", [CONVOLUTIONS[i] for i in (0, 1, 2, 5, 8)], ids=str)
+def test_sums_are_rounded_behind_norms(form: tuple[int, ...], bias: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    i, o, k, s, p, d, g = form
+    model = Normed(i, o, k, s, p, d, g, bias).to(dtype).eval()
+    ours = compiled(model, i, dtype)
+    exact = deepcopy(model).double()
+    for b, h, w in SIZES:
+        x = torch.randn(b, i, h, w).to(dtype)
+        want, got = exact(x.double()), ours(x)
+        assert got.shape == want.shape and got.dtype == dtype
+        # Bias and norm may cancel sums of some units, whose rounding in f32 stays.
+        assert b == 0 or ((got.double() - want).abs() - EPS[dtype] * 1.01 * want.abs()).max() <= EPS[dtype] / 50
+
+
+class Explicit(nn.Module):
+    """A convolution of f32 whose results the program itself rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.scale = nn.Conv2d(6, 8, 3, padding=1), nn.Parameter(torch.rand(8, 1, 1) + 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).bfloat16().float() * self.scale
+
+
+def test_what_a_program_rounds_itself_stays_rounded() -> None:
+    torch.manual_seed(0)
+    model = Explicit().eval()
+    ours = compiled(model, 6, torch.float32)
+    got = ours(torch.randn(2, 6, 20, 24)) / model.scale.detach()
+    assert ((got.bfloat16().float() - got).abs() <= 2**-23 * got.abs()).all()
 
 
 class Network(nn.Module):

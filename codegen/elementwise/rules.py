@@ -139,12 +139,14 @@ def _zero(fn: Fn, like: V) -> V:
 
 def round_to(fn: Fn, x: V, dtype: str) -> V:
     """A register value rounded to a narrower float dtype's precision."""
-    if _rounds_itself(fn, x, dtype):
-        y = x if x.name in fn.halves else fn.bitcast(fn.and_(_rounded_bits(fn, x), -0x10000), F32)
-        fn.halves.add(y.name)
-        return y
+    if dtype == "bf16" and x.name in fn.halves:
+        return x
     if dtype in ("f16", "bf16") and x.elem in (F32, F64):
-        return fn.cast(fn.cast(x, dtype), x.elem)
+        itself = _rounds_itself(fn, x, dtype)
+        y = fn.bitcast(fn.and_(_rounded_bits(fn, x), -0x10000), F32) if itself else fn.cast(fn.cast(x, dtype), x.elem)
+        if dtype == "bf16":
+            fn.halves.add(y.name)
+        return y
     if dtype in FLOAT8:
         return from_float8(fn, to_float8(fn, fn.cast(x, F32), dtype), dtype)
     return x

@@ -12,7 +12,7 @@ from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Conv
-from dhlo.ir.ops.elementwise import Mul
+from dhlo.ir.ops.elementwise import Convert, Mul
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Transpose, Weight, number
 from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.ops.sequence import GroupedMatmul
@@ -128,7 +128,7 @@ def _scale_convolutions(block: Block) -> None:
             if not isinstance(b, Broadcast) or attr(conv_op, "transposed"):
                 continue
             s = _channel_vector(b, from_mlir(conv))
-            if s is None or _weight_of(conv_op.operands[1]) is None:
+            if s is None or not _is_folded(conv_op.operands[1]):
                 continue
             w = conv_op.operands[1]
             wt = from_mlir(w)
@@ -140,6 +140,12 @@ def _scale_convolutions(block: Block) -> None:
             op.results[0].replace_all_uses_with(conv)
             op.operation.erase()
             break
+
+
+def _is_folded(v: Value) -> bool:
+    """Whether v is a weight, or the conversion of one that is done at compile time: of depthwise convolutions."""
+    op = defining(v)
+    return isinstance(op, Weight) or isinstance(op, Convert) and _weight_of(op.operands[0]) is not None and not only_multiplies(v)
 
 
 def _channel_vector(b: Any, out: TensorType) -> Any:

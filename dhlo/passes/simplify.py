@@ -241,8 +241,8 @@ def _convert(op: Any) -> Any:
 
 
 def _bound(op: Any) -> Any:
-    """Bounds of what was rounded to f16 are applied before that if they are numbers of it: rounding doesn't change the order, and
-    what rounds it again to store it then falls away."""
+    """Bounds of what was rounded to f16 or bf16 are applied before that if they are numbers of it: rounding doesn't change the
+    order, and what rounds it again to store it then falls away."""
     x, bound = op.operands
     wide, out = _producer(x, ew.Convert), from_mlir(op.results[0])
     value = _constant(bound)
@@ -250,7 +250,7 @@ def _bound(op: Any) -> Any:
     if rounded is None or from_mlir(rounded.operands[0]) != out:
         return None
     narrow, once = from_mlir(rounded.results[0]), all(len(list(c.results[0].uses)) == 1 for c in (wide, rounded))
-    if narrow.dtype.name != "f16" or not once or not is_rounded(bound, narrow.dtype):
+    if narrow.dtype.name not in ("f16", "bf16") or not once or not is_rounded(bound, narrow.dtype):
         return None
     bounded = build(type(op), [rounded.operands[0], bound]).results[0]
     return build(ew.Convert, [build(ew.Convert, [bounded], results=[narrow]).results[0]], results=[out]).results[0]

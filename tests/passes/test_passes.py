@@ -25,6 +25,7 @@ OTHER_RESULTS = {
     "add-adapters",
     "grow",
     "join-caches",
+    "keep-sums",
     "page-caches",
     "quantise-caches",
     "quantise-weights",

@@ -19,6 +19,7 @@
     round-activations products of quantised weights round their rows to int8 as they read them: matmul -> rounded_matmul
     round-codes       what is quantised is bounded once, before it is rounded as it is converted: round -> nearest
     fuse              dhlo.group: ops that are computed together
+    widen-chains      images that stay in a group, between two convolutions, aren't rounded
     readers-first     order of reads and writes of one memory
     split-counts      nonzero -> count_nonzero, fill_nonzero: a symbol's definition, then what needs it
     check-contract    dhlo.check_type, size, solve, check, assume: what a call checks, and where symbols come from
@@ -95,6 +96,7 @@ from dhlo.passes.simplify import simplify
 from dhlo.passes.split_counts import split_counts
 from dhlo.passes.stage_inputs import stage_inputs
 from dhlo.passes.update_parts import update_parts
+from dhlo.passes.widen_chains import widen_chains
 from dhlo.shape_infer.verify import misused_symbol
 
 __all__ = [
@@ -198,6 +200,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("round-activations", plain(round_activations)),
     Pass("round-codes", round_codes),
     Pass("fuse", plain(fuse)),
+    Pass("widen-chains", plain(widen_chains)),
     Pass("readers-first", plain(readers_first)),
     Pass("split-counts", plain(split_counts)),
     Pass("check-contract", plain(check_contract)),

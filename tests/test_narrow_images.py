@@ -170,6 +170,31 @@ def test_what_a_program_rounds_itself_stays_rounded() -> None:
     assert ((got.bfloat16().float() - got).abs() <= 2**-23 * got.abs()).all()
 
 
+class Chain(nn.Module):
+    """An expansion and a convolution of each of its channels, in one group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.mix = nn.Conv2d(6, 37, 1, bias=False), nn.BatchNorm2d(37), nn.Conv2d(37, 37, 3, 1, 1, groups=37)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mix(nn.functional.relu6(self.norm(self.up(x))))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_chain_keeps_in_registers_is_not_rounded(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Chain().to(dtype).eval()
+    ours = compiled(model, 6, dtype)
+    assert [g["ops"].count("dhlo.conv") for g in groups(ours)] == [2]
+    exact = deepcopy(model).double()
+    for b, h, w in SIZES:
+        x = torch.randn(b, 6, h, w).to(dtype)
+        want, got = exact(x.double()), ours(x)
+        assert got.shape == want.shape and got.dtype == dtype
+        assert b == 0 or ((got.double() - want).abs() - EPS[dtype] * 1.01 * want.abs()).max() <= EPS[dtype] / 50
+
+
 class Network(nn.Module):
     """Convolutions with norms, a residual, an inverted residual, and what reads the same image twice."""
 

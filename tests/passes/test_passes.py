@@ -31,6 +31,7 @@ OTHER_RESULTS = {
     "quantise-weights",
     "round-activations",
     "recurrent-states",
+    "widen-chains",
 }  # passes that change what the function gives
 CANCELS = {"multiply-bytes"}  # passes that subtract sums: their error is of the largest result's scale
 TESTED = [p for p in REWRITES if not p.name.endswith("-again")]

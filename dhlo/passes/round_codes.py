@@ -24,14 +24,17 @@ Weights = dict[str, torch.Tensor]
 BYTES: Final = {"i8": (-128, 127), "ui8": (0, 255)}
 _MOST: Final = float(1 << 23)
 """Integers up to this, and their differences, are numbers of f32."""
+_FITS: Final = float(1 << 30)
+"""Floats up to this, and their sums with a zero point, have an i32 nearest to them."""
 _FAR: Final = 24
 """How many ops are looked at one behind the other."""
 
 
 def round_codes(module: Module, weights: Weights) -> None:
-    """Turns `bytes(clamp(round(y) + zero, low, high))` into `bytes(nearest(clamp(y, low - zero, high - zero)) + zero)`. Its bounds
-    take in those of what y is a multiple of (a relu's, say). Every result stays the same, that of NaN too, with the weights as they
-    are."""
+    """Turns `bytes(clamp(round(y) + zero, low, high))` into `bytes(clamp(nearest(y) + zero, low, high))`, whose bounds of integers
+    may be part of the conversion to bytes, or into `bytes(nearest(clamp(y, low - zero, high - zero)) + zero)` where y may be too
+    large for that. The bounds take in those of what y is a multiple of (a relu's, say). Every result stays the same, that of NaN
+    too, with the weights as they are."""
     for block in bodies(module):
         if any([_rewrite(op, weights) for op in list(walk(block)) if isinstance(op, ew.Convert)]):  # all of them
             erase_dead(block)
@@ -55,15 +58,24 @@ def _rewrite(op: Any, weights: Weights) -> bool:
         return False  # a NaN's integer has other lowest bits with zero than without
     with ir.InsertionPoint(op.operation), op.location:
         y, low, high = _multiple(y, low - zero, high - zero)
-        clamped = build(ew.Minimum, [build(ew.Maximum, [y, _full(low, floats)]).results[0], _full(high, floats)]).results[0]
-        integers = floats.with_dtype("i32")
-        made: Value = build(ew.Nearest, [clamped], results=[integers]).results[0]
+        fits, integers = _magnitude(y, weights) <= _FITS, floats.with_dtype("i32")
+        made = y if fits else _clamped(y, low, high)
+        made = build(ew.Nearest, [made], results=[integers]).results[0]
         if zero:
-            made = build(ew.Add, [made, build(Full, [], {"value": str(int(zero))}, results=[integers]).results[0]]).results[0]
+            made = build(ew.Add, [made, _full(int(zero), integers)]).results[0]
+        if fits:
+            made = _clamped(made, *(int(np.rint(np.float32(b))) + int(zero) for b in (low, high)))
         made = build(ew.Convert, [made], results=[out]).results[0]
     op.results[0].replace_all_uses_with(made)
     op.operation.erase()
     return True
+
+
+def _clamped(v: Value, low: float, high: float) -> Value:
+    """Within bounds, of which `low` isn't above `high`: of v's type."""
+    above = build(ew.Maximum, [v, _full(low, from_mlir(v))]).results[0]
+    made: Value = build(ew.Minimum, [above, _full(high, from_mlir(v))]).results[0]
+    return made
 
 
 def _full(value: float, t: TensorType) -> Value:

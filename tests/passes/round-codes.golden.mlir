@@ -1,5 +1,5 @@
 module {
-  func.func @main(%arg0: tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, %arg1: tensor<?x4xi32, #dhlo.shape<["n", "4"]>>) -> (tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xi8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>) {
+  func.func @main(%arg0: tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, %arg1: tensor<?x4xi32, #dhlo.shape<["n", "4"]>>) -> (tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xi8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xi8, #dhlo.shape<["n", "4"]>>) {
     %0 = "dhlo.full"() {value = "0.0"} : () -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
     %1 = "dhlo.full"() {value = "6.0"} : () -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
     %2 = "dhlo.full"() {value = "255.0"} : () -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
@@ -42,6 +42,23 @@ module {
     %39 = "dhlo.maximum"(%7, %0) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
     %40 = "dhlo.minimum"(%39, %38) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
     %41 = "dhlo.convert"(%40) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xui8, #dhlo.shape<["n", "4"]>>
-    return %14, %25, %31, %37, %41 : tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xi8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>
+    %42 = "dhlo.full"() {value = "0.1"} : () -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
+    %43 = "dhlo.mul"(%16, %42) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
+    %44 = "dhlo.mul"(%43, %42) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>, tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["n", "4"]>>
+    %45 = "dhlo.nearest"(%44) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
+    %46 = "dhlo.full"() {value = "128"} : () -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
+    %47 = "dhlo.add"(%45, %46) : (tensor<?x4xi32, #dhlo.shape<["n", "4"]>>, tensor<?x4xi32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
+    %48 = "dhlo.full"() {value = "128"} : () -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
+    %49 = "dhlo.maximum"(%47, %48) : (tensor<?x4xi32, #dhlo.shape<["n", "4"]>>, tensor<?x4xi32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
+    %50 = "dhlo.full"() {value = "129"} : () -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
+    %51 = "dhlo.minimum"(%49, %50) : (tensor<?x4xi32, #dhlo.shape<["n", "4"]>>, tensor<?x4xi32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
+    %52 = "dhlo.convert"(%51) : (tensor<?x4xi32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xui8, #dhlo.shape<["n", "4"]>>
+    %53 = "dhlo.nearest"(%43) : (tensor<?x4xf32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
+    %54 = "dhlo.full"() {value = "-128"} : () -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
+    %55 = "dhlo.maximum"(%53, %54) : (tensor<?x4xi32, #dhlo.shape<["n", "4"]>>, tensor<?x4xi32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
+    %56 = "dhlo.full"() {value = "127"} : () -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
+    %57 = "dhlo.minimum"(%55, %56) : (tensor<?x4xi32, #dhlo.shape<["n", "4"]>>, tensor<?x4xi32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xi32, #dhlo.shape<["n", "4"]>>
+    %58 = "dhlo.convert"(%57) : (tensor<?x4xi32, #dhlo.shape<["n", "4"]>>) -> tensor<?x4xi8, #dhlo.shape<["n", "4"]>>
+    return %14, %25, %31, %37, %41, %52, %58 : tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xi8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xui8, #dhlo.shape<["n", "4"]>>, tensor<?x4xi8, #dhlo.shape<["n", "4"]>>
   }
 }

@@ -4,8 +4,9 @@
 !s = tensor<?x4xi8, #dhlo.shape<["n", "4"]>>
 module {
   // Bounds of a relu6 are those of codes; a number above 0 in front of them makes bounds of what it multiplies. Nothing is known of
-  // %in, whose NaN would become another code with a zero point than without, and the last bound isn't an integer.
-  func.func @main(%in: !f, %sums: !i) -> (!u, !u, !s, !u, !u) {
+  // %in, whose NaN would become another code with a zero point than without, and the fifth bound isn't an integer. What is multiplied by
+  // less fits an i32 in any case, and is bounded as one.
+  func.func @main(%in: !f, %sums: !i) -> (!u, !u, !s, !u, !u, !u, !s) {
     %zero = "dhlo.full"() {value = "0.0"} : () -> !f
     %six = "dhlo.full"() {value = "6.0"} : () -> !f
     %most = "dhlo.full"() {value = "255.0"} : () -> !f
@@ -45,6 +46,22 @@ module {
     %hl = "dhlo.maximum"(%n, %zero) : (!f, !f) -> !f
     %hh = "dhlo.minimum"(%hl, %half) : (!f, !f) -> !f
     %e = "dhlo.convert"(%hh) : (!f) -> !u
-    return %a, %b, %c, %d, %e : !u, !u, !s, !u, !u
+
+    %less = "dhlo.full"() {value = "0.1"} : () -> !f
+    %w = "dhlo.mul"(%x, %less) : (!f, !f) -> !f
+    %wr = "dhlo.maximum"(%w, %zero) : (!f, !f) -> !f
+    %w6 = "dhlo.minimum"(%wr, %six) : (!f, !f) -> !f
+    %wm = "dhlo.mul"(%w6, %less) : (!f, !f) -> !f
+    %wn = "dhlo.round"(%wm) : (!f) -> !f
+    %wp = "dhlo.add"(%wn, %point) : (!f, !f) -> !f
+    %wl = "dhlo.maximum"(%wp, %zero) : (!f, !f) -> !f
+    %wh = "dhlo.minimum"(%wl, %most) : (!f, !f) -> !f
+    %f = "dhlo.convert"(%wh) : (!f) -> !u
+
+    %vn = "dhlo.round"(%w) : (!f) -> !f
+    %vh = "dhlo.minimum"(%vn, %high) : (!f, !f) -> !f
+    %vl = "dhlo.maximum"(%vh, %low) : (!f, !f) -> !f
+    %g = "dhlo.convert"(%vl) : (!f) -> !s
+    return %a, %b, %c, %d, %e, %f, %g : !u, !u, !s, !u, !u, !u, !s
   }
 }

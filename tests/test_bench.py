@@ -196,7 +196,8 @@ def test_other_ways_of_using_dhlo_are_shown_and_not_compared_with() -> None:
     assert "Other peers: eager;" in report.summary([result])
 
 
-@pytest.mark.parametrize("name", ["w2_decode", pytest.param("w2_prefill", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["w2_decode", "w2_prefill"])
 def test_growing_caches_are_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "measure", lambda threads: CEILINGS)
     (w,) = select(name, registry(tiny=True))
@@ -300,6 +301,7 @@ def test_bench_compares_peers(files: tuple[Path, Path]) -> None:
     assert all(f"ids.0={n}" in text for n in (1, 10, 100))
 
 
+@pytest.mark.slow
 def test_bench_of_usual_sizes(files: tuple[Path, Path], tmp_path: Path) -> None:
     """Without shapes these are made up, within the bounds; figures are written as JSON, and what a hint is worth is told."""
     path = tmp_path / "net.json"
@@ -330,6 +332,7 @@ def test_bench_of_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert wrong.exit_code == 1 and "DHLO_NUM_THREADS: expected a number from 1 to 1024, got 'many'" in wrong.output
 
 
+@pytest.mark.slow
 def test_bench_of_a_program_with_types_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--import` goes for the peers' processes, too."""
     (tmp_path / "own_types.py").write_text(

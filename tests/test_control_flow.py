@@ -108,7 +108,7 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "many" else ()) for n in LOOPS])
 def test_loop(name: str) -> None:
     make, sets = LOOPS[name]
     columns = {1: D} if name in ("loop", "branch") else {}

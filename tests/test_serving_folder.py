@@ -128,8 +128,8 @@ class _Failing(FolderProgram):
     ("how", "match"),
     [
         ("killed", "has ended: SIGKILL, perhaps for want of memory"),
-        ("memory", "has not enough memory"),
-        ("file", "No space left.*: 'x'"),
+        pytest.param("memory", "has not enough memory", marks=pytest.mark.slow),
+        pytest.param("file", "No space left.*: 'x'", marks=pytest.mark.slow),
         ("bug", r"has failed:\n(.|\n)*in compile(.|\n)*KeyError: 'the weight'"),
     ],
 )

@@ -45,9 +45,7 @@ def test_op(hosts: Hosts, name: str) -> None:
     check(hosts, name, "aarch64")
 
 
-@pytest.mark.parametrize(
-    "name", ["dhlo.matmul", pytest.param("dhlo.conv", marks=pytest.mark.slow), pytest.param("dhlo.lstm", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in ("dhlo.matmul", "dhlo.conv", "dhlo.lstm")])
 def test_op_with_dot_products(hosts: Hosts, name: str) -> None:
     check(hosts, name, "aarch64+bf16+dotprod+i8mm")
 

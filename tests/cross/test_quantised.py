@@ -18,7 +18,7 @@ from tests.cross.remote import Hosts, RemoteModel
 
 
 @pytest.mark.parametrize("target", [pytest.param("aarch64", marks=pytest.mark.slow), "aarch64+dotprod+i8mm"])
-@pytest.mark.parametrize("code", ["i8", "i4", "f4e2m1fn", pytest.param("f8e4m3fn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("code", ["i8", "i4", *(pytest.param(c, marks=pytest.mark.slow) for c in ("f4e2m1fn", "f8e4m3fn"))])
 def test_code(hosts: Hosts, code: str, target: str) -> None:
     module = products(code, SMALL)
     program = module.program()
@@ -47,7 +47,10 @@ def bytes_(*size: int, dtype: torch.dtype = torch.int8) -> Tensor:
 
 
 # What multiplies bytes: nothing, dot products, matrices beside dot products of either sign, matrices alone.
-@pytest.mark.parametrize("target", ["aarch64", "aarch64+dotprod", "aarch64+dotprod+i8mm", "aarch64+i8mm"])
+@pytest.mark.parametrize(
+    "target",
+    [*(pytest.param(t, marks=pytest.mark.slow) for t in ("aarch64", "aarch64+dotprod")), "aarch64+dotprod+i8mm", "aarch64+i8mm"],
+)
 @pytest.mark.parametrize("dtype", [torch.int8, pytest.param(torch.uint8, marks=pytest.mark.slow)])
 def test_products_of_bytes(hosts: Hosts, dtype: torch.dtype, target: str) -> None:
     """Rows, columns and depths that are and aren't whole tiles, registers and units; transposed left sides; deep products."""

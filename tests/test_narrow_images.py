@@ -32,6 +32,10 @@ CONVOLUTIONS = [  # channels in and out, window, stride, padding, dilation, grou
     (3, 20, 4, 4, 0, 1, 1),
     (601, 33, 1, 1, 0, 1, 1),
     (48, 48, 2, 1, 0, 1, 1),
+    (5, 9, 5, 2, 2, 1, 1),  # from here on columns of a window in pairs, where pairs are multiplied
+    (6, 8, 5, 1, 2, 1, 2),
+    (3, 16, 7, 1, 3, 1, 1),
+    (3, 32, 5, 3, 2, 1, 1),
 ]
 DTYPES = [torch.bfloat16, torch.float16]
 
@@ -108,9 +112,18 @@ def test_transposed_weights_stay_as_narrow_as_they_are(dtype: torch.dtype) -> No
     assert weight.nbytes <= ours.native.constants_bytes < 1.1 * weight.nbytes
 
 
-@pytest.mark.parametrize("form", [(17, 40, 1, 1, 0, 1, 1), (3, 20, 3, 2, 1, 1, 1), (31, 31, 3, 1, 1, 1, 31)], ids=str)
+@pytest.mark.parametrize(
+    "form",
+    [
+        (17, 40, 1, 1, 0, 1, 1),
+        (3, 20, 3, 2, 1, 1, 1),
+        (31, 31, 3, 1, 1, 1, 31),
+        *((3, 20, k, s, 3, 1, 1) for k, s in ((7, 2), (5, 1))),
+    ],
+    ids=str,
+)
 def test_infinite_and_missing_numbers_of_the_last_channel(form: tuple[int, ...]) -> None:
-    """A last channel without a second one to its pair adds no products of 0 with anything."""
+    """A last channel, or column, without a second one to its pair adds no products of 0 with anything."""
     model = Layer(*form).bfloat16().eval()
     ours = compiled(model, form[0], torch.bfloat16)
     x = torch.randn(4, form[0], 21, 19).bfloat16()
@@ -238,7 +251,15 @@ def test_pairs_are_multiplied_by_dot_products() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [(3, 20, 3, 1, 1, 1, 1), (5, 9, 1, 1, 0, 1, 1), (4, 4, 3, 1, 1, 1, 4), (32, 32, 3, 1, 1, 1, 1)], ids=str
+    "form",
+    [
+        (3, 20, 3, 1, 1, 1, 1),
+        (5, 9, 1, 1, 0, 1, 1),
+        (4, 4, 3, 1, 1, 1, 4),
+        (32, 32, 3, 1, 1, 1, 1),
+        *((3, 20, k, s, 2, 1, 1) for k, s in ((7, 2), (5, 1), (5, 3))),
+    ],
+    ids=str,
 )
 def test_nothing_beside_the_image_is_read(form: tuple[int, ...]) -> None:
     torch.manual_seed(0)

@@ -87,6 +87,13 @@ class Conv:
         return pairs and (self.spec.target.tiles is None or (self.tiles and not self.few))
 
     @property
+    def column_pairs(self) -> bool:
+        """Whether pairs are of neighbouring columns of a window, where that makes fewer of few channels."""
+        group_in, columns = self.in_channels // self.groups, self.kernel[-1]
+        fewer = group_in * -(-columns // 2) < -(-group_in // 2) * columns
+        return self.pairs and fewer and self.dilation[-1] == 1 and self.spec.target.tiles is None
+
+    @property
     def tiles(self) -> bool:
         """Whether the target's matrix registers may multiply image and weights."""
         return self._has_tiles and has_form(self._layout(1), self.unit_channels, self.stride, self.dilation)
@@ -142,6 +149,7 @@ class Conv:
             gated=self.gated,
             image=self.image,
             pairs=self.pairs,
+            column_pairs=self.column_pairs,
             tiles=self.tiles,
             few=self.few,
         )
@@ -172,12 +180,14 @@ class Conv:
     @property
     def layout(self) -> WeightLayout:
         """How the packed weights lie."""
+        if self.column_pairs:
+            return self._layout(1, columns=2)
         return self._layout(2 if self.pairs else 1, STEP_UNITS if self.tiles and not self.few else 1)
 
-    def _layout(self, step: int, multiple: int = 1) -> WeightLayout:
+    def _layout(self, step: int, multiple: int = 1, columns: int = 1) -> WeightLayout:
         group_in, group_out = self.in_channels // self.groups, self.out_channels // self.groups
         panel = 0 if self.depthwise else self.spec.panel(self.elem)
-        return WeightLayout(self.groups, group_in, group_out, self.kernel, panel, step, multiple)
+        return WeightLayout(self.groups, group_in, group_out, self.kernel, panel, step, multiple, columns)
 
     def pack_weight(self, weight: Array) -> Array:
         """Weights [out_channels, in_channels/groups, *kernel] in the kernels' layout; dtype stays."""

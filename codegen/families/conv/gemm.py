@@ -137,7 +137,7 @@ class ConvKernel:
             self.pack_block(xc, channels, panel0, count, gates)
             with f.loop(lo, hi) as panel:
                 index = f.add(f.mul(group, p.channel_panels), panel.iv)
-                before = f.divu(c0, 2) if p.pairs else c0
+                before = f.divu(c0, 2) if p.channel_pairs else c0
                 at = f.add(f.mul(index, p.panel_elements), f.mul(before, p.points * p.panel))
                 slot = f.sub(panel.iv, lo) if p.depth_blocks > 1 else f.i64(0)
                 tiles = self.at(self.layout.tiles, slot, self.layout.tile * self.block)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I32, I64, Fn, V, vec
 
-__all__ = ["Bounds", "Stored", "load_elements", "load_pairs"]
+__all__ = ["Bounds", "Stored", "load_column_pairs", "load_elements", "load_pairs"]
 
 Bounds = tuple[V, V] | None
 """Where an image's memory begins and ends, for targets on which masked loads of 16-bit elements are loads of each."""
@@ -67,6 +67,19 @@ def load_pairs(
     return f.or_(low, high if both is None else f.select(f.splat(both, lanes), high, f.const(0, high.type)))
 
 
+def load_column_pairs(
+    f: Fn, at: V, lanes: int, *, step: int, mask: V, other_mask: V, both: V | None = None, bounds: Bounds = None
+) -> V:
+    """Every step-th 16-bit element from `at` on in the low half of an i32, the one behind it in the high one: 0 where `mask` and
+    `other_mask` don't hold. For step 2 `mask` is of both, per element of the double vector. High halves are 0 where `both` doesn't
+    hold."""
+    if step != 2:
+        other = f.gep(at, 1, _I16)
+        return load_pairs(f, at, other, lanes, step=step, mask=mask, other_mask=other_mask, both=both, bounds=bounds)
+    words = _words(f, at, lanes, mask, bounds)
+    return words if both is None else f.and_(words, f.splat(f.select(both, f.const(-1, I32), f.const(0xFFFF, I32)), lanes))
+
+
 def _widened(f: Fn, image: str, halves: V) -> V:
     if image == "bf16":
         return f.bitcast(f.shl(halves, 16), F32)
@@ -78,8 +91,7 @@ def _halves(f: Fn, at: V, lanes: int, step: int, mask: V | None, bounds: Bounds)
     if step == 1:
         return f.cast(_loaded(f, at, lanes, mask, bounds), I32, signed=False)
     if step == 2:
-        x, ty = _loaded(f, at, 2 * lanes, mask, bounds), vec(I32, lanes)
-        return f.and_(f.op(ty, f"vector.bitcast {x.name} : {x.type} to {ty}"), 0xFFFF)
+        return f.and_(_words(f, at, lanes, mask, bounds), 0xFFFF)
     assert mask is not None
     # The words that hold them, which lie in the same pages.
     odd = f.and_(f.ptr_to_int(at), 2)
@@ -87,6 +99,12 @@ def _halves(f: Fn, at: V, lanes: int, step: int, mask: V | None, bounds: Bounds)
     byte = f.add(f.dense([2 * i * step for i in range(lanes)], I32), f.splat(f.cast(odd, I32), lanes))
     words = f.gather(f.gep(base, f.and_(byte, -4), "i8"), mask, f.const(0, vec(I32, lanes)), BITS[I32] // 8)
     return f.and_(f.shr(words, f.shl(f.and_(byte, 2), 3)), 0xFFFF)
+
+
+def _words(f: Fn, at: V, lanes: int, mask: V | None, bounds: Bounds) -> V:
+    """16-bit elements, two to an i32; the mask is of elements."""
+    x, ty = _loaded(f, at, 2 * lanes, mask, bounds), vec(I32, lanes)
+    return f.op(ty, f"vector.bitcast {x.name} : {x.type} to {ty}")
 
 
 def _loaded(f: Fn, at: V, lanes: int, mask: V | None, bounds: Bounds) -> V:

@@ -24,7 +24,8 @@ class WeightLayout:
     Depth runs over blocks of input channels, in a block over kernel points, then channels; `panel` output channels innermost,
     zeros beyond the group's last. Depthwise weights (`panel` 0) are [groups * group_out, kernel points]. Targets whose layouts
     are equal read the same memory. With a `step` of 2, weights of two channels lie side by side and count as one of the depth;
-    behind the last of an odd number lies 0. Blocks of channels, but for the last, hold a `multiple` of steps.
+    behind the last of an odd number lies 0. With 2 `columns` those of neighbouring columns of the window do. Blocks of channels,
+    but for the last, hold a `multiple` of steps.
     """
 
     groups: int
@@ -34,11 +35,22 @@ class WeightLayout:
     panel: int
     step: int = field(default=1, repr=False)
     multiple: int = field(default=1, repr=False)
+    columns: int = field(default=1, repr=False)
+
+    @property
+    def side(self) -> int:
+        """Weights that lie side by side."""
+        return self.step * self.columns
+
+    @property
+    def row(self) -> int:
+        """Kernel points in a row of the window: columns, or some side by side."""
+        return -(-self.kernel[-1] // self.columns)
 
     @property
     def points(self) -> int:
         """Kernel points."""
-        return prod(self.kernel)
+        return prod(self.kernel[:-1]) * self.row
 
     @property
     def depth(self) -> int:
@@ -70,19 +82,22 @@ class WeightLayout:
         return (self.groups * self.panels, self.depth, self.panel)
 
     def pack(self, weight: Array) -> Array:
-        """Weights [groups * group_out, group_in, *kernel] in this layout, a row panel * step of them; the dtype stays. Raises
+        """Weights [groups * group_out, group_in, *kernel] in this layout, a row panel * side of them; the dtype stays. Raises
         ValueError for another shape."""
         expected = (self.groups * self.group_out, self.group_in, *self.kernel)
         if weight.shape != expected:
             raise ValueError(f"weight of shape {weight.shape} given, {expected} expected")
         if not self.panel:
             return np.ascontiguousarray(weight.reshape(self.shape))
-        padded = np.zeros((self.groups, self.panels * self.panel, self.units * self.step, self.points), weight.dtype)
-        padded[:, : self.group_out, : self.group_in] = weight.reshape(self.groups, self.group_out, self.group_in, self.points)
-        panels = padded.reshape(self.groups * self.panels, self.panel, self.units, self.step, self.points)
+        rows, columns = prod(self.kernel[:-1]), self.kernel[-1]
+        shape = (self.groups, self.panels * self.panel, self.units * self.step, rows, self.row * self.columns)
+        padded = np.zeros(shape, weight.dtype)
+        given = weight.reshape(self.groups, self.group_out, self.group_in, rows, columns)
+        padded[:, : self.group_out, : self.group_in, :, :columns] = given
+        panels = padded.reshape(self.groups * self.panels, self.panel, self.units, self.step, self.points, self.columns)
         some = self.block_channels // self.step
         blocks = [
-            panels[:, :, c : c + some].transpose(0, 4, 2, 1, 3).reshape(panels.shape[0], -1, self.panel * self.step)
+            panels[:, :, c : c + some].transpose(0, 4, 2, 1, 3, 5).reshape(panels.shape[0], -1, self.panel * self.side)
             for c in range(0, self.units, some)
         ]
         return np.ascontiguousarray(np.concatenate(blocks, axis=1))

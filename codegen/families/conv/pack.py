@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dhlo.codegen.families.conv.image import Bounds, load_elements, load_pairs
+from dhlo.codegen.families.conv.image import Bounds, load_column_pairs, load_elements, load_pairs
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.kernel_ir.builder import I32, I64, PTR, Fn, V, vec
 
@@ -143,7 +143,7 @@ def emit_pack(p: ConvParams, width: int) -> str:
     # What the code depends on; convolutions that agree in it share the function.
     few = p.group_in if _unrolls(p) else 0
     key = repr((p.elem, p.spec, p.kernel, p.stride, p.padding, p.dilation, few, width, *([p.fill] if p.fill else [])))
-    odd = "_odd" if p.pairs and p.group_in % 2 else ""
+    odd = "_odd" if p.channel_pairs and p.group_in % 2 else ""
     name = f"conv_pack_{p.elem}_{width}_{hashlib.sha256(key.encode()).hexdigest()[:8]}" + _form(p) + odd
     if name in p.module.functions:
         return name
@@ -155,7 +155,7 @@ def emit_pack(p: ConvParams, width: int) -> str:
     )
     geo, bounds = load_geometry(f, f.args[0]), load_bounds(p, f, f.args[0])
     _, x, channels, panel, p0, n, coords, *_ = f.args
-    if all(s == 1 for s in p.stride):
+    if all(s == 1 for s in p.stride) and not p.column_pairs:
         is_flat = f.cmp("ne", geo.flat, 0)
         with f.when(is_flat):
             _pack_flat(p, f, geo, width, x, channels, panel, p0, coords, bounds)
@@ -216,12 +216,17 @@ def emit_pack_pointwise(p: ConvParams, width: int) -> str:
 
 def _form(p: ConvParams) -> str:
     """What tells names of functions apart by how they read the image."""
-    return ("_gated" if p.gated else "") + (f"_{p.image}" if p.image else "") + ("_pairs" if p.pairs else "")
+    return (
+        ("_gated" if p.gated else "")
+        + (f"_{p.image}" if p.image else "")
+        + ("_column" if p.column_pairs else "")
+        + ("_pairs" if p.pairs else "")
+    )
 
 
 def _both(p: ConvParams, f: Fn, step: V | int, channels: V | int) -> V | None:
     """Whether a step of pairs has a second channel, where it may have none."""
-    return f.cmp("lt", f.add(f.mul(f.i64(step), 2), 1), channels) if p.pairs and p.group_in % 2 else None
+    return f.cmp("lt", f.add(f.mul(f.i64(step), 2), 1), channels) if p.channel_pairs and p.group_in % 2 else None
 
 
 def _other(p: ConvParams, f: Fn, at: V, channel_stride: V, both: V | None) -> V:
@@ -258,8 +263,10 @@ def _copy_channels(
     moves: Sequence[tuple[int, V, V | None]],
     strided: bool,
     bounds: Bounds,
+    beside: tuple[V, V | None] | None = None,
 ) -> None:
-    """For each channel, or pair of them: loads `moves` (lane offset, load mask, store mask) from src and stores them to dst."""
+    """For each channel, or pair of them: loads `moves` (lane offset, load mask, store mask) from src and stores them to dst. Of
+    pairs of columns `beside` is the mask of the second ones, and whether the window has them."""
     lanes = p.lanes
     step = p.stride[2] if strided else 1
 
@@ -267,7 +274,10 @@ def _copy_channels(
         gate, both = _gate(p, f, channel), _both(p, f, channel, channels)
         for at, mask, store_mask in moves:
             source = f.gep(s, at, p.stored)
-            if p.pairs:
+            if beside is not None and mask is not None:
+                other_mask, has = beside
+                value = load_column_pairs(f, source, lanes, step=step, mask=mask, other_mask=other_mask, both=has, bounds=bounds)
+            elif p.pairs:
                 other = _other(p, f, source, geo.sxc, both)
                 value = load_pairs(f, source, other, lanes, step=step, mask=mask, both=both, bounds=bounds)
             else:
@@ -297,7 +307,7 @@ def _by_channels(
     conflict = f.cmp("eq", f.and_(geo.sxc, _CONFLICT // p.stored_bytes - 1), 0)
     most = f.select(conflict, f.i64(_TOGETHER), channels)
     with f.loop(0, channels, most) as lp:
-        before = f.divu(lp.iv, 2) if p.pairs else lp.iv
+        before = f.divu(lp.iv, 2) if p.channel_pairs else lp.iv
         source, to = f.gep(x, f.mul(lp.iv, geo.sxc), p.stored), f.gep(panel, f.mul(before, width), p.elem)
         body(source, f.min(f.sub(channels, lp.iv), most), to)
 
@@ -347,8 +357,8 @@ def _pack_flat(
 
 
 def _kernel_points(p: ConvParams, f: Fn, body: Callable[[Sequence[V]], None]) -> None:
-    """Calls body((kd, kh, kw)) inside three loops."""
-    with f.loop(0, p.kernel[0]) as ld, f.loop(0, p.kernel[1]) as lh, f.loop(0, p.kernel[2]) as lw:
+    """Calls body((kd, kh, kw)) inside three loops; kw is a pair of columns where these are pairs."""
+    with f.loop(0, p.kernel[0]) as ld, f.loop(0, p.kernel[1]) as lh, f.loop(0, p.layout.row) as lw:
         body((ld.iv, lh.iv, lw.iv))
 
 
@@ -374,15 +384,21 @@ def _pack_rows(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: 
             keep = f.tail_mask(room, lanes)
 
             def point(k: Sequence[V], source: V, some: V, to: V, store_mask: V | None) -> None:
-                c = [f.add(o, f.mul(k[d], p.dilation[d])) for d, o in enumerate((z0, y0, x0))]
+                column = f.mul(k[2], p.layout.columns)
+                c = [f.add(o, f.mul(n, p.dilation[d])) for d, (o, n) in enumerate(((z0, k[0]), (y0, k[1]), (x0, column)))]
                 inside = f.and_(_in_range(f, c[0], geo.id), _in_range(f, c[1], geo.ih))
                 # A column limit of 0 masks every lane where the row is outside.
                 limit = f.select(inside, geo.iw, 0)
                 mask = _in_range(f, f.add(steps, f.cast(c[2], I32)), limit)
+                beside = None
+                if p.column_pairs:
+                    has = f.cmp("lt", f.add(column, 1), p.kernel[2]) if p.kernel[2] % 2 else None
+                    beside = _in_range(f, f.add(steps, f.cast(f.add(c[2], 1), I32)), limit), has
                 offset = f.add(f.add(f.mul(c[0], geo.sxd), f.mul(c[1], geo.sxh)), c[2])
-                number = f.add(f.mul(f.add(f.mul(k[0], p.kernel[1]), k[1]), p.kernel[2]), k[2])
+                number = f.add(f.mul(f.add(f.mul(k[0], p.kernel[1]), k[1]), p.layout.row), k[2])
                 dst = f.gep(to, f.add(f.mul(f.mul(number, units), width), lane), p.elem)
-                _copy_channels(p, f, geo, some, f.gep(source, offset, p.stored), dst, width, [(0, mask, store_mask)], True, bounds)
+                at = f.gep(source, offset, p.stored)
+                _copy_channels(p, f, geo, some, at, dst, width, [(0, mask, store_mask)], True, bounds, beside)
 
             def points(store_mask: V | None) -> list[V]:
                 def all_points(source: V, some: V, to: V) -> None:

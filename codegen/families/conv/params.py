@@ -71,7 +71,8 @@ class ConvParams(Tiled):
     code: str = ""  # the form in which weights are kept, where it isn't `elem`; see quantised_weights
     gated: bool = False  # pointwise: a number for each image and channel, by which the input is multiplied as it is packed
     image: str = ""  # the type of the image in memory, where it isn't `elem`: bf16 or f16
-    pairs: bool = False  # image and `code` are bf16, two channels are multiplied and added by a dot product
+    pairs: bool = False  # image and `code` are bf16, two numbers side by side are multiplied and added by a dot product
+    column_pairs: bool = False  # these pairs are of neighbouring columns of a window, not of channels
     tiles: bool = False  # the target's matrix registers may multiply image and weights
     few: bool = False  # of few channels then, whose weights they want otherwise than other kernels do
     columns_side_by_side: bool = False  # depthwise, of bytes: a dot product multiplies and adds four columns of a window
@@ -93,7 +94,8 @@ class ConvParams(Tiled):
     def layout(self) -> WeightLayout:
         """How weights lie that kernels read."""
         depthwise = self.group_in == 1 and (not self.heads or self.columns_side_by_side)
-        form = (0 if depthwise else self.panel, self.step, STEP_UNITS if self.tiles and not self.few else 1)
+        multiple, columns = STEP_UNITS if self.tiles and not self.few else 1, 2 if self.column_pairs else 1
+        form = (0 if depthwise else self.panel, self.step, multiple, columns)
         return WeightLayout(self.groups, self.group_in, self.group_out, self.kernel, *form)
 
     @property
@@ -107,13 +109,18 @@ class ConvParams(Tiled):
         return BITS[self.stored] // 8
 
     @property
+    def channel_pairs(self) -> bool:
+        """Whether pairs are of channels."""
+        return self.pairs and not self.column_pairs
+
+    @property
     def step(self) -> int:
         """Channels of a step of the reduction."""
-        return 2 if self.pairs else 1
+        return 2 if self.channel_pairs else 1
 
     def steps(self, f: Fn, channels: V) -> V:
         """Steps of the reduction over channels at a kernel point."""
-        return f.ceildivu(channels, 2) if self.pairs else channels
+        return f.ceildivu(channels, 2) if self.channel_pairs else channels
 
     @property
     def decodes(self) -> bool:
@@ -176,7 +183,7 @@ class ConvParams(Tiled):
     @property
     def pointwise(self) -> bool:
         """A product over channels at each position: the input needs no masks."""
-        return self.points == 1 and all(s == 1 for s in self.stride) and not any(map(any, self.padding))
+        return self.kernel == (1, 1, 1) and all(s == 1 for s in self.stride) and not any(map(any, self.padding))
 
     def block_panels(self, swapped: bool) -> int:
         """Input panels packed together, over which weights are reused from the near cache.

@@ -36,7 +36,7 @@ def row_bytes(code: str, panel: int) -> int:
 def coded_bytes(code: str, layout: WeightLayout) -> int:
     """Of all panels."""
     panels, depth, panel = layout.shape
-    return panels * depth * row_bytes(code, panel) * layout.step
+    return panels * depth * row_bytes(code, panel) * layout.side
 
 
 def bits_of(code: str, weight: torch.Tensor) -> npt.NDArray[Any]:

@@ -143,7 +143,7 @@ def _reason(source: Source) -> str:
         return "another version of dhlo compiled it, and made other code than this one would"
     return (
         "the code was made for values of another kind (which weights are equal, how scales and zero points of quantised ones are "
-        "spread, numbers that became part of the code)"
+        "spread, how large scales are, numbers that became part of the code)"
     )
 
 

@@ -164,6 +164,20 @@ def test_sums_are_rounded_behind_norms(form: tuple[int, ...], bias: bool, dtype:
         assert b == 0 or ((got.double() - want).abs() - EPS[dtype] * 1.01 * want.abs()).max() <= EPS[dtype] / 50
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
+def test_infinite_scales_of_norms_multiply_sums(dtype: torch.dtype) -> None:
+    """Not weights, of which sums would be infinity less infinity."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.BatchNorm2d(4)).to(dtype).eval()
+    with torch.no_grad():
+        model[1].weight[1] = float("inf")
+        model[1].running_mean[1] = 0.3  # type: ignore[index]
+    ours = compiled(model, 4, dtype)
+    x = torch.randn(2, 4, 12, 14).to(dtype)
+    want, got = model(x), ours(x)
+    assert want.isinf().any() and torch.equal(got.isinf(), want.isinf()) and torch.equal(got.isnan(), want.isnan())
+
+
 class Explicit(nn.Module):
     """A convolution of f32 whose results the program itself rounds."""
 

@@ -31,7 +31,7 @@ def fold_weights(module: Module, weights: dict[str, torch.Tensor]) -> None:
     they are made of stay computed. Without data (text input) nothing is folded."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
-            _scale_convolutions(block)
+            _scale_convolutions(block, weights)
             _fold(block, weights)
 
 
@@ -115,8 +115,9 @@ def _replace(op: Any, value: torch.Tensor, weights: dict[str, torch.Tensor]) -> 
     op.operation.erase()
 
 
-def _scale_convolutions(block: Block) -> None:
-    """conv(x, w) * s with one s per output channel becomes conv(x, w * s), whose product is then folded."""
+def _scale_convolutions(block: Block, weights: dict[str, torch.Tensor]) -> None:
+    """conv(x, w) * s with one s per output channel becomes conv(x, w * s), whose product is then folded. Not so with an infinite s,
+    which would make NaN of sums of products of either sign."""
     for op in list(block.operations):
         if not isinstance(op, Mul):
             continue
@@ -129,6 +130,9 @@ def _scale_convolutions(block: Block) -> None:
                 continue
             s = _channel_vector(b, from_mlir(conv))
             if s is None or not _is_folded(conv_op.operands[1]):
+                continue
+            known = constant_of(s, weights, {})
+            if known is not None and bool(known.isinf().any()):
                 continue
             w = conv_op.operands[1]
             wt = from_mlir(w)

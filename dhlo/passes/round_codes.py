@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from dhlo.ir.function import bodies, walk
 from dhlo.ir.handles import Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops.compute import ConvBytes
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Weight, number
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
@@ -26,6 +28,8 @@ _MOST: Final = float(1 << 23)
 """Integers up to this, and their differences, are numbers of f32."""
 _FITS: Final = float(1 << 30)
 """Floats up to this, and their sums with a zero point, have an i32 nearest to them."""
+_PRODUCT: Final = 255 * 128
+"""The largest product of a byte, less a zero point, and a weight."""
 _FAR: Final = 24
 """How many ops are looked at one behind the other."""
 
@@ -120,6 +124,15 @@ def _multiple(y: Value, low: float, high: float) -> tuple[Value, float, float]:
     return made, low, high
 
 
+def _magnitude_of_sums(v: Value) -> float:
+    """What no integer sum of a convolution of bytes is further from 0 than, as far as its window says; 0 for other values."""
+    conv = defining(v)
+    if not isinstance(conv, ConvBytes):
+        return 0.0
+    terms = prod(int(n) for n in from_mlir(conv.operands[1]).shape[1:])
+    return float(min(terms * _PRODUCT, 1 << 31))
+
+
 def _magnitude(v: Value, weights: Weights, far: int = _FAR) -> float:
     """What no element of floats is further from 0 than, nor NaN; infinity if nothing is known."""
     op, constant = defining(v), filled_with(v)
@@ -128,7 +141,7 @@ def _magnitude(v: Value, weights: Weights, far: int = _FAR) -> float:
     if far == 0 or op is None:
         return math.inf
     if isinstance(op, ew.Convert) and (given := from_mlir(op.operands[0]).dtype).is_int:
-        return float(2**given.bits)
+        return _magnitude_of_sums(op.operands[0]) or float(2**given.bits)
     if isinstance(op, Weight):
         w = weights.get(attr(op, "name_"))
         return float(w.abs().max()) if w is not None and w.numel() and bool(w.isfinite().all()) else math.inf

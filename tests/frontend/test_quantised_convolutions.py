@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import re
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -289,3 +290,33 @@ def test_weights_with_zero_points_and_codes_of_other_scales() -> None:
         x = torch.randn(n, 40, h, w)
         for got, want in zip(model(x), module(x), strict=True):
             close(got, want, 1e-4)
+
+
+def test_codes_are_bounded_as_integers_for_scales_of_any_usual_size(tmp_path: Path) -> None:
+    """The same code serves weights whose scales are some orders of magnitude apart."""
+
+    class Codes(torch.nn.Module):
+        def __init__(self, times: float) -> None:
+            super().__init__()
+            self.layer = Layer(torch.int8, 3, (8, 8, 3, 3), padding=1)
+            self.layer.scale *= times
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.nn.functional.relu6(self.layer(x))
+            codes: torch.Tensor = Q.quantize_per_tensor(y, 0.03, -7, -128, 127, torch.int8)
+            return codes
+
+    torch.manual_seed(5)
+    modules = [Codes(times) for times in (1.0, 35.0, 1e-3, 1e3)]
+    module = modules[0]
+    texts: dict[str, str] = {}
+    exported = torch.export.export(module, (torch.randn(2, 8, 12, 13),), dynamic_shapes=(IMAGE,))
+    model = dhlo.compile(exported, dump=texts.__setitem__)
+    assert "dhlo.nearest" in texts["round-codes"] and not re.search(r"dhlo.m\w+imum.*f32", texts["round-codes"].split("nearest")[1])
+    model.save(tmp_path / "model.so")
+    for other in modules:
+        dhlo.update_weights(tmp_path / "model.so", other.state_dict(), tmp_path / "other.so")
+        updated = dhlo.load(tmp_path / "other.so")
+        for n, h, w in ((1, 9, 9), (2, 17, 30)):
+            x = torch.randn(n, 8, h, w)
+            assert torch.equal(updated(x), other(x))

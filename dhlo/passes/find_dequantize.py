@@ -363,13 +363,29 @@ class _Finder:
 
 
 def constant_of(v: Value, weights: Weights, known: dict[Any, torch.Tensor | None]) -> torch.Tensor | None:
-    """The value of what weights and constants alone make, None for others; `known` keeps them."""
-    if v not in known:
-        known[v] = _evaluate(v, weights, known)
+    """The value of what weights and constants alone make, None for others; `known` keeps them. However long the way there is."""
+    todo = [v]
+    while todo:
+        made = todo[-1]
+        missing = [] if made in known else [x for x in _operands(made) if x not in known]
+        if not missing:
+            todo.pop()
+            if made not in known:
+                known[made] = _evaluate(made, weights, known)
+        todo += missing
     return known[v]
 
 
+def _operands(v: Value) -> list[Value]:
+    """What v is computed of, if it is and has a static size."""
+    op = defining(v)
+    if op is None or isinstance(op, (Weight, Full)) or not from_mlir(v).is_static:
+        return []
+    return list(op.operands) if op.kind in (*_PULLABLE, Kind.REDUCTION) and len(op.results) == 1 else []
+
+
 def _evaluate(v: Value, weights: Weights, known: dict[Any, torch.Tensor | None]) -> torch.Tensor | None:
+    """The same, where the value's operands are known."""
     op, t = defining(v), from_mlir(v)
     if op is None or not t.is_static:
         return None
@@ -380,9 +396,10 @@ def _evaluate(v: Value, weights: Weights, known: dict[Any, torch.Tensor | None])
         value = number(attr(op, "value"))
         shape = [int(s) for s in t.shape]
         return None if value is None else torch.full([1] * t.rank, value, dtype=t.dtype.torch).expand(shape)
-    if op.kind not in (*_PULLABLE, Kind.REDUCTION) or not (op.operands or isinstance(op, Iota)) or len(op.results) != 1:
+    operands = _operands(v)
+    if not operands and not isinstance(op, Iota):
         return None
-    args = [constant_of(x, weights, known) for x in op.operands]
+    args = [known[x] for x in operands]
     if any(a is None for a in args):
         return None
     out: torch.Tensor = op.reference(args, _static)[0]

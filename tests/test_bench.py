@@ -62,6 +62,7 @@ def test_select_takes_names_and_first_parts() -> None:
 
 
 # ---------------------------------------------------------------------- measuring
+@pytest.mark.slow
 def test_eager_and_dhlo_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "measure", lambda threads: CEILINGS)
     (w,) = select("w4_rmsnorm_res", registry(tiny=True))

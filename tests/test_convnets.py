@@ -25,9 +25,8 @@ def test_every_network_has_shapes_within_its_dims() -> None:
                 assert x.shape[0] == shape[0] and len(dims) == len(shape) == x.dim() - 1
 
 
-@pytest.mark.parametrize(
-    "name", ["whisper_front", *(pytest.param(name, marks=pytest.mark.slow) for name in ("generator", "mobilenet_v3"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["whisper_front", "generator", "mobilenet_v3"])
 def test_networks_are_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "measure", lambda threads: Ceilings(1, 100.0, 200.0, 100.0, 50.0, 20.0))
     w = networks(tiny=True)[name]

@@ -201,7 +201,7 @@ def small_float8(folder: Path, *, experts: bool) -> tuple[int, dict[str, torch.T
     return to_fp8(folder, 32)
 
 
-@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("experts", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_float8_of_a_checkpoint(tmp_path: Path, experts: bool) -> None:
     """Is the model's and the compiled program's, of experts that transformers keeps together, too."""
     folder = tmp_path

@@ -130,7 +130,7 @@ class _Failing(FolderProgram):
         ("killed", "has ended: SIGKILL, perhaps for want of memory"),
         pytest.param("memory", "has not enough memory", marks=pytest.mark.slow),
         pytest.param("file", "No space left.*: 'x'", marks=pytest.mark.slow),
-        ("bug", r"has failed:\n(.|\n)*in compile(.|\n)*KeyError: 'the weight'"),
+        pytest.param("bug", r"has failed:\n(.|\n)*in compile(.|\n)*KeyError: 'the weight'", marks=pytest.mark.slow),
     ],
 )
 def test_how_the_process_that_compiles_fails_is_told(tmp_path: Path, how: str, match: str) -> None:

@@ -202,6 +202,7 @@ def test_weights_that_cant_be_had_back_are_named(model: tuple[Net, Path], tmp_pa
         assert torch.equal(t, state[name]), name
 
 
+@pytest.mark.slow
 def test_another_process_makes_the_same_file(model: tuple[Net, Path], tmp_path: Path) -> None:
     """Whether code is the same must not depend on what a process did before, nor on its hash seed; from the command line."""
     net, path = model

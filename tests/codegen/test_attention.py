@@ -223,7 +223,10 @@ def test_masks(kind: str) -> None:
 
 
 @pytest.mark.skipif(not TARGET.is_x86 or not runs_here(WITHOUT), reason="beside vectors of 512 bits")
-@pytest.mark.parametrize(("d", "dv"), [(64, 64), (2, 2), (40, 24), (96, 80), (34, 130), (128, 128)])
+@pytest.mark.parametrize(
+    ("d", "dv"),
+    [(64, 64), (40, 24), (34, 130), *(pytest.param(d, dv, marks=pytest.mark.slow) for d, dv in ((2, 2), (96, 80), (128, 128)))],
+)
 def test_blocks_of_rows_in_tiles(d: int, dv: int) -> None:
     """Products of bf16 in tiles, on the emulator where the CPU has none, beside those in vectors: weights are rounded besides."""
     spec = tile_spec(AMX)

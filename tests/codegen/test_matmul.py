@@ -454,7 +454,7 @@ def test_splits_and_threads_do_not_change_bits() -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("elem", [F32, F64, BF16])
+@pytest.mark.parametrize("elem", [F32, pytest.param(F64, marks=pytest.mark.slow), BF16])
 def test_few_tiles_are_split_over_k(elem: str, packed: bool) -> None:
     """Into parts that sizes decide: threads and their share change no bit, and where there is no split, nothing changes."""
     rng = np.random.default_rng(12)
@@ -482,7 +482,7 @@ def test_which_sizes_may_be_split_over_k() -> None:
     assert not may_split(s, s, sympy.Integer(64), F32, TILES)
 
 
-@pytest.mark.parametrize("elem", [F32, F64, BF16])
+@pytest.mark.parametrize("elem", [F32, pytest.param(F64, marks=pytest.mark.slow), BF16])
 def test_whole_right_sides_are_packed_in_pieces(elem: str) -> None:
     """Of rows and panels that fill none of them."""
     rng = np.random.default_rng(13)

@@ -323,7 +323,7 @@ def rounded_products(spec: TileSpec, code: str) -> Iterator[tuple[Product, int]]
     yield Product(spec, code, draw_codes(code, (3, 64, 33), g), scale, elem=BF16, block=32), 32
 
 
-@every_target
+@every_target_or_slow
 @pytest.mark.parametrize(
     "code", ["i8", "ui4", *(pytest.param(c, marks=pytest.mark.slow) for c in AS_BYTES if c not in ("i8", "ui4"))]
 )

@@ -177,7 +177,9 @@ def test_code_for_v4_is_made_of_its_instructions(dtype: torch.dtype) -> None:
         assert check(module, made) == "x86-64-v4"
 
 
-@pytest.mark.parametrize("name", ["x86-64-v4+bf16+vnni", "x86-64-v4+amx-bf16+amx-int8+bf16+vnni"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("x86-64-v4+bf16+vnni", marks=pytest.mark.slow), "x86-64-v4+amx-bf16+amx-int8+bf16+vnni"]
+)
 def test_required_features_are_those_that_the_code_uses(name: str) -> None:
     """What the target has beyond that is neither asked for nor used."""
     module, plain = compiled(name)
@@ -284,7 +286,7 @@ def test_programs_share_what_large_parts_were_compiled_to() -> None:
 PAIR = "x86-64-v3,x86-64-v4+bf16"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_one_program_for_several_machines(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last level that runs here is taken, or the one that the environment names; each has its own instructions."""
     module, made = compiled(PAIR, dtype)

@@ -315,7 +315,11 @@ def assembly_of_kernels(elem: str, spec: TileSpec) -> tuple[dict[str, str], list
 
 @pytest.mark.parametrize(
     ("elem", "unsigned", "product", "feature"),
-    [(BF16, False, "tdpbf16ps", "amx-bf16"), (I8, False, "tdpbssd", "amx-int8"), (I8, True, "tdpbusd", "amx-int8")],
+    [
+        (BF16, False, "tdpbf16ps", "amx-bf16"),
+        pytest.param(I8, False, "tdpbssd", "amx-int8", marks=pytest.mark.slow),
+        (I8, True, "tdpbusd", "amx-int8"),
+    ],
 )
 def test_code_is_made_of_instructions_on_tiles(elem: str, unsigned: bool, product: str, feature: str) -> None:
     """Four products, four loads and no spill in a step of the inner loop; nothing of it in kernels of vectors, or without the

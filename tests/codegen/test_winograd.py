@@ -19,8 +19,10 @@ from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.transposed import ConvTranspose
 from dhlo.codegen.families.conv.winograd import Winograd
 from dhlo.codegen.families.conv.winograd_kernel import FIELDS
+from dhlo.codegen.families.conv.winograd_planes import WinogradOfPlanes
 from dhlo.codegen.families.gemm.register_tile import tile_spec
-from dhlo.codegen.kernel_ir.builder import KernelModule
+from dhlo.codegen.kernel_ir.builder import KernelModule, V
+from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.target import parse_target
 from tests.codegen.conv_host import build_conv, conv_params, run_conv
 from tests.codegen.harness import Program
@@ -44,9 +46,13 @@ def cube(
 
 
 @functools.cache
-def forced(conv: Conv | ConvTranspose, sides: tuple[int, ...], **options: bool) -> Program:
-    """The convolution compiled so that it takes a tile of that side wherever it can."""
-    with mock.patch.object(Winograd, "cost", lambda self, host, cut: host.fn.i64(0)):
+def forced(conv: Conv | ConvTranspose, sides: tuple[int, ...], by_planes: bool = False, **options: bool) -> Program:
+    """The convolution compiled so that it takes a tile of that side wherever it can; if `by_planes`, with planes mapped once."""
+
+    def cost(self: Winograd, host: HostContext, out: Any, cut: Any) -> V:
+        return host.fn.i64(int(by_planes is not isinstance(self, WinogradOfPlanes)))
+
+    with mock.patch.object(Winograd, "cost", cost):
         return build_conv(replace(conv, winograd=sides), **options)
 
 
@@ -139,29 +145,67 @@ def test_matches_pytorch_at_all_sizes_and_splits(conv: Conv, side: int) -> None:
             assert (run_conv(conv, forced(conv, (side,)), x, weight, seed=seed, threads=threads) == out).all()
 
 
-@pytest.mark.parametrize("side", maps.SIDES)
-@pytest.mark.parametrize(
-    "conv",
-    [
-        cube(32, 40),
-        cube(17, 33, pads=((0, 1), *PADS)),
-        cube(100, 20, planes=2, pads=((2, 0), (0, 2), (1, 0))),
-        cube(16, 16, planes=5, stride=2, pads=((2, 2), *PADS)),
-        cube(24, 18, dilation=2, pads=((2, 2), *PADS)),
-        cube(16, 17, planes=1, stride=3, pads=((1, 0), *PADS)),
-        cube(16, 48, planes=9, pads=((4, 4), *PADS)),
-    ],
-    ids=lambda c: c.name,
-)
-def test_windows_of_several_planes(conv: Conv, side: int) -> None:
+SIDE_BY_SIDE = [
+    cube(32, 40),
+    cube(17, 33, pads=((0, 1), *PADS)),
+    cube(100, 20, planes=2, pads=((2, 0), (0, 2), (1, 0))),
+    cube(16, 48, planes=9, pads=((4, 4), *PADS)),
+]
+"""Convolutions whose windows have planes next to one another, one apart."""
+
+
+def check_planes(conv: Conv | ConvTranspose, side: int, by_planes: bool) -> None:
     for sizes in ((1, 5, 8, 8), (2, 3, 7, 9), (1, 1, 1, 1), (1, 4, 3, 70), (2, 2, 30, 5), (0, 4, 8, 8), (1, 12, 14, 14)):
         if min(conv.output_size(sizes[1:])) < 1:
             continue
         x, weight = operands(conv, sizes)
-        out = run_conv(conv, forced(conv, (side,)), x, weight)
+        program = forced(conv, (side,), by_planes)
+        out = run_conv(conv, program, x, weight)
         assert error(out, reference(conv, x, weight)) < 1e-5
         for seed, threads in ((1, 2), (None, 3)):
-            assert (run_conv(conv, forced(conv, (side,)), x, weight, seed=seed, threads=threads) == out).all()
+            assert (run_conv(conv, program, x, weight, seed=seed, threads=threads) == out).all()
+
+
+@pytest.mark.parametrize("side", maps.SIDES)
+@pytest.mark.parametrize(
+    "conv",
+    [
+        *SIDE_BY_SIDE,
+        cube(16, 16, planes=5, stride=2, pads=((2, 2), *PADS)),
+        cube(24, 18, dilation=2, pads=((2, 2), *PADS)),
+        cube(16, 17, planes=1, stride=3, pads=((1, 0), *PADS)),
+    ],
+    ids=lambda c: c.name,
+)
+def test_windows_of_several_planes(conv: Conv, side: int) -> None:
+    check_planes(conv, side, by_planes=False)
+
+
+@pytest.mark.parametrize("side", maps.SIDES)
+@pytest.mark.parametrize(
+    "conv",
+    [
+        *SIDE_BY_SIDE,
+        cube(20, 33, pads=((4, 3), *PADS)),  # whole windows lie beyond the image
+        ConvTranspose(16, 24, (4, 4, 4), (2, 2, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1), spec=TILES),
+    ],
+    ids=lambda c: c.name,
+)
+def test_planes_mapped_once_for_all_windows(conv: Conv | ConvTranspose, side: int) -> None:
+    check_planes(conv, side, by_planes=True)
+
+
+def test_planes_are_mapped_once_where_that_costs_less() -> None:
+    """A run of planes in one image; not of many images that are a tile each."""
+    for conv, sizes, by_planes in (
+        (cube(64, 64), (1, 8, 28, 28), True),
+        (cube(256, 256), (1, 2, 7, 7), True),
+        (cube(64, 64), (64, 1, 4, 4), False),
+    ):
+        x, weight = operands(conv, sizes)
+        params, _ = conv_params(conv, x, weight)
+        (launch,) = build_conv(conv).record(num_threads=1, **params)
+        assert len(launch.args) == len(FIELDS) + by_planes, (conv, sizes)
 
 
 @pytest.mark.parametrize("side", maps.SIDES)

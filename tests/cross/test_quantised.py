@@ -49,7 +49,7 @@ def bytes_(*size: int, dtype: torch.dtype = torch.int8) -> Tensor:
 # What multiplies bytes: nothing, dot products, matrices beside dot products of either sign, matrices alone.
 @pytest.mark.parametrize(
     "target",
-    [*(pytest.param(t, marks=pytest.mark.slow) for t in ("aarch64", "aarch64+dotprod")), "aarch64+dotprod+i8mm", "aarch64+i8mm"],
+    [*(pytest.param(t, marks=pytest.mark.slow) for t in ("aarch64", "aarch64+dotprod", "aarch64+i8mm")), "aarch64+dotprod+i8mm"],
 )
 @pytest.mark.parametrize("dtype", [torch.int8, pytest.param(torch.uint8, marks=pytest.mark.slow)])
 def test_products_of_bytes(hosts: Hosts, dtype: torch.dtype, target: str) -> None:

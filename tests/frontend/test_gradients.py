@@ -223,7 +223,9 @@ class Transformer(torch.nn.Module):
         return F.cross_entropy(self.last(x).flatten(0, 1), label)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("convolutional", marks=EXPORTED_FOR_ALL_SIZES), "transformer"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("convolutional", marks=EXPORTED_FOR_ALL_SIZES), pytest.param("transformer", marks=pytest.mark.slow)]
+)
 def test_joint_graph(kind: str) -> None:
     if kind == "convolutional":
         model: torch.nn.Module = Convolutional()

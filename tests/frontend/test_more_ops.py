@@ -146,7 +146,7 @@ def test_compiled(name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
-@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("padding", ["zeros", pytest.param("border", marks=pytest.mark.slow), "reflection"])
 def test_grid_sample(mode: str, padding: str) -> None:
     for corners in (False, True):
 
@@ -292,7 +292,7 @@ def test_averages_of_a_negative_divisor() -> None:
         torch.testing.assert_close(model(x), f(x))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_exponentials_of_reduced_matrices(dtype: torch.dtype) -> None:
     """Where PyTorch's own steps overflow, the result needn't."""
     a = (torch.linspace(-9, 9, 25).reshape(1, 5, 5)).to(dtype)

@@ -21,6 +21,7 @@ from dhlo.codegen.families.conv.tiles import ConvTiles
 from dhlo.codegen.families.conv.tiles_form import has_form, is_few, layout_of_few, offset_of_few, with_few
 from dhlo.codegen.families.conv.weights import WeightView, emit_pack_weights
 from dhlo.codegen.families.conv.winograd import Winograd
+from dhlo.codegen.families.conv.winograd_planes import WinogradOfPlanes
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec
 from dhlo.codegen.families.gemm.tiles_microkernel import STEP_UNITS
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I32, KernelModule, V
@@ -171,7 +172,7 @@ class Conv:
 
     def _winograd(self, p: ConvParams) -> list[Winograd]:
         """What calls can choose besides the product of weights and windows."""
-        return Winograd.variants(p, self.winograd)
+        return [*Winograd.variants(p, self.winograd), *WinogradOfPlanes.variants(p, self.winograd)]
 
     def winograd_shares(self, module: KernelModule) -> dict[str, sympy.Rational]:
         """By kernel of Winograd's algorithm, what part of the arithmetic it takes."""
@@ -368,7 +369,7 @@ class Conv:
         f = host.fn
         cuts = [v.cut(host, batch, out) for v in variants]
         with f.wrapping():
-            costs = [v.cost(host, cut) for v, cut in zip(variants, cuts, strict=True)]
+            costs = [v.cost(host, out, cut) for v, cut in zip(variants, cuts, strict=True)]
         for cost in costs:
             best = f.min(best, cost)
         left = some

@@ -12,10 +12,10 @@ from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.winograd_blocking import Blocking
 from dhlo.codegen.families.conv.winograd_kernel import emit_winograd_kernel
 from dhlo.codegen.families.conv.winograd_transforms import Filter
-from dhlo.codegen.kernel_ir.builder import F32, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import F32, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["Winograd"]
+__all__ = ["Cut", "Winograd"]
 
 # A store of a whole vector takes two turns of the multiply-add's pipeline.
 _STORE = 2
@@ -24,14 +24,20 @@ _LATENCY_ROWS = 4
 
 
 @dataclass(frozen=True)
-class _Cut:
+class Cut:
     """How the tiles of a launch are cut into groups; see `winograd_kernel`."""
 
-    rows: V
+    rows: V  # of tiles, in all planes of all images
     th: V
     tw: V
     row_groups: V
     column_groups: V
+    outer: V  # parts that are cut alike into groups of rows
+    plane_groups: V  # of an image, where these are such parts
+
+    def groups(self, f: Fn) -> V:
+        """All groups."""
+        return f.mul(f.mul(self.outer, self.row_groups), self.column_groups)
 
 
 @dataclass(frozen=True)
@@ -107,38 +113,58 @@ class Winograd:
         """Adds the kernel to the module, once for all convolutions."""
         emit_winograd_kernel(module, self.blocking)
 
-    def cut(self, host: HostContext, batch: V, out: Sequence[V]) -> _Cut:
+    def cut(self, host: HostContext, batch: V, out: Sequence[V]) -> Cut:
         """Groups as large as fit a worker's scratch, and as many as threads can share evenly. Where these are few, threads share
         the panels of each, which they may not share evenly, or there is a group for each thread, for which weights are mapped once
         more: whichever costs less."""
+        f = host.fn
+        each = self.cut_by(host, batch, out, host.num_threads)
+        shared = self.cut_by(host, batch, out, f.ceildivu(host.num_threads, self.p.channel_panels))
+        with f.wrapping():
+            cheaper = f.cmp("lt", self.cost(host, out, shared), self.cost(host, out, each))
+        few = f.and_(f.cmp("lt", shared.groups(f), host.num_threads), cheaper)
+        return replace(each, row_groups=f.select(few, shared.row_groups, each.row_groups))
+
+    def tiles_of(self, host: HostContext, out: Sequence[V]) -> tuple[V, V]:
+        """Tiles down and across a plane."""
+        return host.fn.ceildivu(out[1], self.down.m), host.fn.ceildivu(out[2], self.across.m)
+
+    def cut_by(self, host: HostContext, batch: V, out: Sequence[V], unit: V) -> Cut:
+        """As large as fit, in a multiple of `unit` parts."""
         f, most = host.fn, self.blocking.most_tiles(host, self.depth_blocks)
-        th, tw = f.ceildivu(out[1], self.down.m), f.ceildivu(out[2], self.across.m)
+        th, tw = self.tiles_of(host, out)
         rows = f.mul(f.mul(batch, out[0]), th)
         column_groups = f.max(f.ceildivu(tw, most), 1)
         least = f.ceildivu(rows, f.max(f.divu(most, f.max(tw, 1)), 1))
+        row_groups = f.min(f.mul(f.ceildivu(least, unit), unit), rows)
+        one = f.i64(1)
+        return Cut(rows, th, tw, f.select(f.cmp("eq", column_groups, 1), row_groups, rows), column_groups, one, one)
 
-        def of(unit: V) -> _Cut:
-            row_groups = f.min(f.mul(f.ceildivu(least, unit), unit), rows)
-            return _Cut(rows, th, tw, f.select(f.cmp("eq", column_groups, 1), row_groups, rows), column_groups)
+    def mapped_rows(self, host: HostContext, out: Sequence[V], cut: Cut) -> V:
+        """Rows of tiles of the input that are mapped, of one plane each."""
+        return host.fn.mul(cut.rows, self.p.kernel[0])
 
-        each = of(host.num_threads)
-        shared = of(f.ceildivu(host.num_threads, self.p.channel_panels))
-        with f.wrapping():
-            cheaper = f.cmp("lt", self.cost(host, shared), self.cost(host, each))
-        few = f.and_(f.cmp("lt", least, host.num_threads), cheaper)
-        return replace(each, row_groups=f.select(few, shared.row_groups, each.row_groups))
+    def planes_of_windows(self, host: HostContext, out: Sequence[V]) -> V:
+        """Planes of the windows of all planes of an image that are multiplied."""
+        return host.fn.mul(out[0], self.p.kernel[0])
 
-    def cost(self, host: HostContext, cut: _Cut) -> V:
+    def numbers_of_cut(self, cut: Cut) -> list[V]:
+        """The kernel's arguments."""
+        return [cut.rows, cut.th, cut.tw, cut.row_groups, cut.column_groups]
+
+    def cost(self, host: HostContext, out: Sequence[V], cut: Cut) -> V:
         """Vector operations of the thread that has most to do; modulo 2^64."""
         f, p, b = host.fn, self.p, self.blocking
         in_channels = p.in_channels * p.kernel[0]
-        in_vectors, out_vectors = -(-p.in_channels // p.lanes) * p.kernel[0], p.channel_panels * p.panel // p.lanes
+        in_vectors, out_vectors = -(-p.in_channels // p.lanes), p.channel_panels * p.panel // p.lanes
         computed = -(-p.out_channels // p.nr) * p.spec.vectors
         # Arithmetic of the maps, and their stores, which go on beside it.
         stored = zip(self._operations, (b.points, b.factors, b.outputs), strict=True)
         by_inputs, by_weights, by_outputs = (max(operations, _STORE * stores) for operations, stores in stored)
-        tiles, groups = f.mul(cut.rows, cut.tw), f.mul(cut.row_groups, cut.column_groups)
-        products = f.mul(f.max(tiles, _LATENCY_ROWS), b.points * in_channels * computed)
+        tiles, groups = f.mul(cut.rows, cut.tw), cut.groups(f)
+        of_plane = f.mul(f.divu(cut.rows, f.max(out[0], 1)), cut.tw)  # of all images' first ones
+        multiplied = f.mul(of_plane, self.planes_of_windows(host, out))
+        products = f.mul(f.max(multiplied, _LATENCY_ROWS * p.kernel[0]), b.points * p.in_channels * computed)
         # Sums lie in the second cache, and are read and written again for each depth block.
         updates = f.mul(update_cycles(host), self.depth_blocks)
         sums = f.mul(tiles, f.mul(f.add(f.mul(f.add(updates, 1), b.points), by_outputs), out_vectors))
@@ -149,7 +175,7 @@ class Winograd:
             f.ceildivu(f.add(f.mul(cut.tw, self.across.step), self.across.overlap), p.lanes),
             self.down.inputs * p.lanes * (p.lanes.bit_length() + _STORE),
         )
-        inputs = f.add(f.mul(tiles, by_inputs + b.points), f.mul(cut.rows, strips))
+        inputs = f.mul(self.mapped_rows(host, out, cut), f.add(f.mul(cut.tw, by_inputs + b.points), strips))
 
         def most(work: V, parts: V) -> V:
             """What of the work the thread has that gets most of the parts."""
@@ -158,11 +184,11 @@ class Winograd:
         work = most(f.add(f.add(products, sums), mapped), f.mul(groups, p.channel_panels))
         return f.add(work, most(f.mul(inputs, in_vectors), groups))  # each thread that has a panel of a group maps its inputs
 
-    def launch(self, host: HostContext, cut: _Cut, shared: Sequence[V], end: Sequence[V]) -> None:
+    def launch(self, host: HostContext, cut: Cut, shared: Sequence[V], end: Sequence[V]) -> None:
         """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them; `end`: where the image ends, if kernels ask."""
         f, p, b = host.fn, self.p, self.blocking
         *head, _, sxb, sxc, sxd, sxh = shared
-        groups = f.mul(cut.row_groups, cut.column_groups)
+        groups = cut.groups(f)
         numbers = [
             *(p.padding[d][0] for d in range(3)),
             p.kernel[0],
@@ -174,8 +200,7 @@ class Winograd:
             p.block_channels,
             self.span,
         ]
-        args = [*head, sxb, sxc, sxd, sxh, *map(f.i64, numbers)]
-        args += [cut.rows, cut.th, cut.tw, cut.row_groups, cut.column_groups, *end]
+        args = [*head, sxb, sxc, sxd, sxh, *map(f.i64, numbers), *self.numbers_of_cut(cut), *end]
         tiles = f.divu(f.mul(cut.rows, cut.tw), f.max(groups, 1))
         adds = f.mul(f.add(tiles, 1), b.points * p.in_channels * p.kernel[0] * p.panel // p.lanes)
         grain = f.add(f.divu(product_wake_cycles(host), adds), 1)

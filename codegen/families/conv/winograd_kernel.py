@@ -17,6 +17,7 @@ tile, where mapped weights would be 4 times as many bytes in files, memory and c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dhlo.codegen.families.conv.microkernel import emit_transpose
@@ -25,7 +26,7 @@ from dhlo.codegen.families.conv.winograd_tiles import emit_inputs, emit_outputs,
 from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["FIELDS", "emit_winograd_kernel"]
+__all__ = ["FIELDS", "WinogradKernel", "emit_winograd_kernel"]
 
 FIELDS = (
     "x",
@@ -101,10 +102,11 @@ class _Geometry:
     tw: V
     row_groups: V
     column_groups: V
+    plane_groups: V | None = None  # of kernels that map planes once for several windows
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """Tiles that are worked on together: rows [row0, row1) of all planes' rows of tiles, tiles [first, first + across) of each."""
 
     row0: V
@@ -116,25 +118,28 @@ class _Group:
     sum_stride: V  # elements between points of sums
 
 
-class _Kernel:
+class WinogradKernel:
     """Emits the kernel of a kind of tile."""
 
-    def __init__(self, module: KernelModule, b: Blocking) -> None:
+    fields: tuple[str, ...] = FIELDS
+
+    def __init__(self, module: KernelModule, b: Blocking, name: str) -> None:
         self.b, self.layout = b, Scratch(b)
         self.inputs, self.weights = emit_inputs(module, b), emit_weights(module, b)
         self.products, self.outputs = emit_products(module, b), emit_outputs(module, b)
         self.transpose = emit_transpose(module, F32, b.lanes, b.spec)
-        self.f = kernel_fn(module, b.kernel)
+        self.f = kernel_fn(module, name)
         _, self.begin, self.end, _, self.scratch = self.f.args
-        types = [PTR if n in _POINTERS else I64 for n in FIELDS]
+        types = [PTR if n in _POINTERS else I64 for n in self.fields]
         values = load_args(self.f, [*types, PTR] if b.bounded else types)
-        self.geo, self.end_of_image = _Geometry(*values[: len(FIELDS)]), values[-1]
+        self.geo, self.end_of_image = _Geometry(*values[: len(self.fields)]), values[-1]
         f, geo = self.f, self.geo
         self.depth = f.mul(geo.block_channels, geo.span)  # channels of a depth block
         self.channel_blocks = f.ceildivu(geo.in_channels, self.depth)
         self.plane_blocks = f.ceildivu(geo.planes, geo.together)
         self.blocks = f.mul(self.channel_blocks, self.plane_blocks)
         self.panels = f.ceildivu(geo.out_channels, b.panel)
+        self.taps = f.mul(geo.planes, b.taps)  # of a window
 
     def at(self, offset: int) -> V:
         return self.f.gep(self.scratch, offset, "i8")
@@ -154,7 +159,7 @@ class _Kernel:
         f.done()
         return f.name
 
-    def group(self, number: V) -> _Group:
+    def group(self, number: V) -> Group:
         f, geo, b = self.f, self.geo, self.b
         column, row = f.remu(number, geo.column_groups), f.divu(number, geo.column_groups)
         row0 = f.divu(f.mul(row, geo.rows), geo.row_groups)
@@ -162,9 +167,7 @@ class _Kernel:
         first = f.divu(f.mul(column, geo.tw), geo.column_groups)
         across = f.sub(f.divu(f.mul(f.add(column, 1), geo.tw), geo.column_groups), first)
         tiles = f.mul(f.sub(row1, row0), across)
-        return _Group(
-            row0, row1, first, across, tiles, f.add(f.mul(tiles, b.depth), b.lanes), f.add(f.mul(tiles, b.panel), b.lanes)
-        )
+        return Group(row0, row1, first, across, tiles, f.add(f.mul(tiles, b.depth), b.lanes), f.add(f.mul(tiles, b.panel), b.lanes))
 
     def block(self, number: V) -> tuple[V, V, V, V]:
         """First channel of a depth block, how many channels of a plane it has, its first plane, and the one after its last."""
@@ -175,7 +178,7 @@ class _Kernel:
         end = f.divu(f.mul(f.add(of_planes, 1), geo.planes), self.plane_blocks)
         return c0, f.min(f.sub(geo.in_channels, c0), self.depth), first, end
 
-    def map_inputs(self, g: _Group) -> None:
+    def map_inputs(self, g: Group) -> None:
         """The group's mapped inputs, row by row of tiles and vector by vector of channels."""
         f, geo, b = self.f, self.geo, self.b
         with f.loop(g.row0, g.row1) as row:
@@ -193,53 +196,79 @@ class _Kernel:
                 to = f.add(to, f.mul(f.add(tile0, t0), b.depth))
                 with f.loop(first, end) as k:
                     z = f.add(z0, f.mul(k.iv, geo.plane_dilation))
-                    height = f.select(f.cmp("ult", z, geo.id), geo.ih, 0)
                     inside = f.add(to, f.mul(f.sub(k.iv, first), channels))
-                    with f.loop(0, channels, b.lanes) as c:
-                        source = f.add(f.mul(image, geo.sxb), f.mul(f.add(c0, c.iv), geo.sxc))
-                        source = f.add(source, f.mul(z, geo.sxd))
-                        numbers = [geo.sxc, geo.sxh, height, geo.iw, y0, x0, f.sub(channels, c.iv), tiles]
-                        at = f.gep(self.at(self.layout.inputs), f.add(inside, c.iv), F32)
-                        strip = self.at(self.layout.strip)
-                        bounds = (f.ptr_to_int(geo.x), f.ptr_to_int(self.end_of_image)) if b.bounded else ()
-                        f.call(self.inputs, [f.gep(geo.x, source, b.stored), *numbers, strip, at, g.input_stride, *bounds])
+                    self.map_strip(g, image, z, (y0, x0), c0, channels, tiles, inside)
 
-    def multiply(self, g: _Group, panel: V) -> None:
-        """The sums of a panel, over all depth blocks."""
+    def map_strip(self, g: Group, image: V, z: V, corner: tuple[V, V], c0: V, channels: V, tiles: V, to: V) -> None:
+        """Maps `tiles` of a row of tiles in plane z of the input, from `corner` on, `channels` of them from c0 on, to the
+        element `to` of the mapped inputs. A plane that isn't there is zero."""
         f, geo, b = self.f, self.geo, self.b
-        columns = f.min(f.sub(geo.out_channels, f.mul(panel, b.panel)), b.panel)
-        row, elem = b.packed_row
-        taps = f.mul(geo.planes, b.taps)
-        packed = f.gep(geo.w, f.mul(f.mul(panel, geo.in_channels), f.mul(taps, row)), elem)
+        height = f.select(f.cmp("ult", z, geo.id), geo.ih, 0)
+        with f.loop(0, channels, b.lanes) as c:
+            source = f.add(f.mul(image, geo.sxb), f.mul(f.add(c0, c.iv), geo.sxc))
+            source = f.add(source, f.mul(z, geo.sxd))
+            numbers = [geo.sxc, geo.sxh, height, geo.iw, *corner, f.sub(channels, c.iv), tiles]
+            at = f.gep(self.at(self.layout.inputs), f.add(to, c.iv), F32)
+            strip = self.at(self.layout.strip)
+            bounds = (f.ptr_to_int(geo.x), f.ptr_to_int(self.end_of_image)) if b.bounded else ()
+            f.call(self.inputs, [f.gep(geo.x, source, b.stored), *numbers, strip, at, g.input_stride, *bounds])
+
+    def multiply(self, g: Group, panel: V) -> None:
+        """The sums of a panel, over all depth blocks."""
+        f, b = self.f, self.b
+        columns, packed = self.weights_of(panel)
         with f.loop(0, self.blocks) as block:
             c0, k, first, end = self.block(block.iv)
-            with f.loop(first, end) as plane, f.loop(0, k, geo.block_channels) as part:
-                channels = f.min(f.sub(k, part.iv), geo.block_channels)
-                at = f.add(f.mul(f.add(c0, part.iv), taps), f.mul(f.mul(plane.iv, b.taps), channels))
-                to = f.add(f.mul(f.sub(plane.iv, first), k), part.iv)
-                f.call(self.weights, [f.gep(packed, f.mul(at, row), elem), channels, f.gep(self.at(0), f.mul(to, b.panel), F32)])
+            with f.loop(first, end) as plane:
+                self.map_weights(packed, plane.iv, c0, k, f.mul(f.sub(plane.iv, first), k))
             a = f.gep(self.at(self.layout.inputs), f.mul(f.mul(block.iv, b.points), g.input_stride), F32)
             sums = self.at(self.layout.sums)
             depth = f.mul(k, f.sub(end, first))
             numbers = [g.tiles, depth, columns, block.iv]
-            later = f.gep(packed, f.mul(f.mul(f.add(c0, k), taps), row), elem)
+            later = self.packed_at(packed, f.mul(f.add(c0, k), self.taps))
             f.call(self.products, [a, g.input_stride, self.at(0), sums, g.sum_stride, *numbers, later])
 
-    def finish(self, g: _Group, panel: V) -> None:
+    def weights_of(self, panel: V) -> tuple[V, V]:
+        """Columns of a panel that are output channels, and where its packed weights are."""
+        f, geo, b = self.f, self.geo, self.b
+        columns = f.min(f.sub(geo.out_channels, f.mul(panel, b.panel)), b.panel)
+        return columns, self.packed_at(geo.w, f.mul(f.mul(panel, geo.in_channels), self.taps))
+
+    def packed_at(self, packed: V, rows: V) -> V:
+        """Where a row of packed weights is."""
+        row, elem = self.b.packed_row
+        return self.f.gep(packed, self.f.mul(rows, row), elem)
+
+    def map_weights(self, packed: V, plane: V, c0: V, k: V, to: V) -> None:
+        """Maps those of a plane of the window and k channels from c0 on to the row `to` of a depth block."""
+        f, geo, b = self.f, self.geo, self.b
+        with f.loop(0, k, geo.block_channels) as part:
+            channels = f.min(f.sub(k, part.iv), geo.block_channels)
+            at = f.add(f.mul(f.add(c0, part.iv), self.taps), f.mul(f.mul(plane, b.taps), channels))
+            row = f.mul(f.add(to, part.iv), b.panel)
+            f.call(self.weights, [self.packed_at(packed, at), channels, f.gep(self.at(0), row, F32)])
+
+    def finish(self, g: Group, panel: V) -> None:
         """Hands a panel's outputs to the epilogue: some rows of tiles at a time where they are whole, else one."""
         f, geo, b = self.f, self.geo, self.b
         columns = f.sub(f.min(f.mul(f.add(g.first, g.across), b.across.m), geo.ow), f.mul(g.first, b.across.m))
         whole = f.cmp("eq", geo.column_groups, 1)
         together = f.select(whole, f.max(f.divu(f.i64(POSITIONS), f.mul(geo.ow, b.down.m)), 1), 1)
+        for plane, lo, hi, tile0 in self.planes_of(g):
+            with f.loop(lo, hi, together) as row:
+                lines = f.min(f.sub(hi, row.iv), together)
+                first = f.add(tile0, f.mul(f.sub(row.iv, lo), g.across))
+                self.finish_rows(g, panel, plane, row.iv, lines, first, columns, whole)
+
+    def planes_of(self, g: Group) -> Iterator[tuple[V, V, V, V]]:
+        """In a loop over the planes that a group has part of: their numbers, their rows in it, and the first one's first tile."""
+        f, geo = self.f, self.geo
         with f.loop(f.divu(g.row0, geo.th), f.ceildivu(g.row1, geo.th)) as plane:
             above = f.mul(plane.iv, geo.th)
             lo, hi = f.sub(f.max(g.row0, above), above), f.min(f.sub(g.row1, above), geo.th)
-            with f.loop(lo, hi, together) as row:
-                lines = f.min(f.sub(hi, row.iv), together)
-                first = f.mul(f.sub(f.add(above, row.iv), g.row0), g.across)
-                self.finish_rows(g, panel, plane.iv, row.iv, lines, first, columns, whole)
+            yield plane.iv, lo, hi, f.mul(f.sub(f.add(above, lo), g.row0), g.across)
 
-    def finish_rows(self, g: _Group, panel: V, plane: V, row: V, lines: V, tile0: V, columns: V, whole: V) -> None:
+    def finish_rows(self, g: Group, panel: V, plane: V, row: V, lines: V, tile0: V, columns: V, whole: V) -> None:
         """The same for `lines` rows of tiles, the first of which is `row` of the plane and begins with the group's `tile0`."""
         f, geo, b = self.f, self.geo, self.b
         sums, stage, tile = (self.at(n) for n in (self.layout.sums, self.layout.stage, self.layout.tile))
@@ -265,4 +294,4 @@ class _Kernel:
 
 def emit_winograd_kernel(module: KernelModule, b: Blocking) -> str:
     """Emits the kernel once and returns its symbol."""
-    return b.kernel if b.kernel in module.functions else _Kernel(module, b).emit()
+    return b.kernel if b.kernel in module.functions else WinogradKernel(module, b, b.kernel).emit()

@@ -59,7 +59,8 @@ class _QuantisedOpenVino(OpenVino, peer="openvino_bytes"):
 
 
 def _quantise(subject: Subject, folder: Path) -> str:
-    """The file of a program in ONNX whose operands are quantised and dequantised."""
+    """The file of a program in ONNX whose operands are quantised and dequantised; those of transposed convolutions, which torchao's
+    quantiser leaves as they are, aren't."""
     quantization: Any = import_module("onnxruntime.quantization")
     shapes: Any = import_module("onnxruntime.quantization.shape_inference")
     assert subject.exported is not None
@@ -79,6 +80,13 @@ def _quantise(subject: Subject, folder: Path) -> str:
             return next(self.rows, None)
 
     kinds = quantization.QuantType
-    how = {"per_channel": True, "activation_type": kinds.QUInt8, "weight_type": kinds.QInt8}
+    nodes = import_module("onnx").load(prepared, load_external_data=False).graph.node
+    plain_nodes = [n.name for n in nodes if n.op_type == "ConvTranspose"]
+    how = {
+        "per_channel": True,
+        "activation_type": kinds.QUInt8,
+        "weight_type": kinds.QInt8,
+        "nodes_to_exclude": plain_nodes,
+    }
     quantization.quantize_static(prepared, made, Reader(), quant_format=quantization.QuantFormat.QDQ, **how)
     return made

@@ -244,7 +244,7 @@ def test_windows_in_one_dim(weights: str) -> None:
     layers = torch.nn.Conv1d(24, 72, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv1d(72, 33, 3, stride=2)
     dims = {0: torch.export.Dim("n", max=8), 2: torch.export.Dim("t", min=5, max=900)}
     program = torch.export.export(torch.nn.Sequential(*layers), (torch.randn(2, 24, 50),), dynamic_shapes=(dims,))
-    with mock.patch.object(Winograd, "cost", lambda self, host, cut: host.fn.i64(0)):
+    with mock.patch.object(Winograd, "cost", lambda self, host, out, cut: host.fn.i64(0)):
         model = dhlo.compile(program, weights=weights, cache="")
     ordered = dhlo.compile(program, weights=weights, winograd=False)
     for size in ((1, 24, 5), (2, 24, 65), (1, 24, 801)):

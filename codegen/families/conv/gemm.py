@@ -141,11 +141,11 @@ class ConvKernel:
                 at = f.add(f.mul(index, p.panel_elements), f.mul(before, p.points * p.panel))
                 slot = f.sub(panel.iv, lo) if p.depth_blocks > 1 else f.i64(0)
                 tiles = self.at(self.layout.tiles, slot, self.layout.tile * self.block)
-                w = self.decoded(at, k) if p.decodes else f.gep(f.gep(geo.w, p.heads * p.panel, p.elem), at, p.elem)
+                w = self.decoded(at, k) if p.decodes else self.weights(at)
                 # The weights needed next: this depth block of the next panel, or the next depth block of the first.
                 more = f.cmp("lt", f.add(panel.iv, 1), hi)
                 back = f.sub(f.mul(k, p.panel), f.mul(f.sub(panel.iv, lo), p.panel_elements))
-                ahead = w if p.decodes else f.gep(w, f.select(more, f.i64(p.panel_elements), back), p.elem)
+                ahead = self.weights(f.add(at, f.select(more, f.i64(p.panel_elements), back)))
                 if self.layout.wide:
                     self.wide(w, ahead, image, group, panel.iv, panel0, count, k)
                 else:
@@ -157,12 +157,23 @@ class ConvKernel:
                     with f.when(last):
                         self.finish(image, group, panel.iv, panel0, count, tiles)
 
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of a weight panel in memory."""
+        p = self.p
+        return row_bytes(p.code, p.panel) if p.decodes else p.panel * p.bytes
+
+    def weights(self, at: V) -> V:
+        """Where the weight panels' element `at` is, the first one of a row."""
+        f, p = self.f, self.p
+        if p.decodes:
+            return f.gep(self.geo.w, f.mul(f.divu(at, p.panel), self.row_bytes), "i8")
+        return f.gep(f.gep(self.geo.w, p.heads * p.panel, p.elem), at, p.elem)
+
     def decoded(self, at: V, rows: V) -> V:
         """Rows of a panel of codes from element `at` on, as numbers in the scratch."""
-        f, p = self.f, self.p
-        codes = f.gep(self.geo.w, f.mul(f.divu(at, p.panel), row_bytes(p.code, p.panel)), "i8")
-        to = self.at(self.layout.decoded)
-        f.call(emit_decode(p.module, p.code, p.spec), [codes, rows, to])
+        p, to = self.p, self.at(self.layout.decoded)
+        self.f.call(emit_decode(p.module, p.code, p.spec), [self.weights(at), rows, to])
         return to
 
     def pack_block(self, x: V, channels: V, panel0: V, count: V, gates: list[V]) -> None:
@@ -262,7 +273,7 @@ class ConvKernel:
 
     def fetch(self, ahead: V, k: V, tile: V, tiles: V) -> tuple[V, V]:
         """What the tile prefetches of the weight panel `ahead`; see `share_of_fetching`."""
-        return share_of_fetching(self.f, self.p.panel * self.p.bytes, ahead, k, tile, tiles)
+        return share_of_fetching(self.f, self.row_bytes, ahead, k, tile, tiles)
 
     def place(self, group: V, panel: V, panel0: V, count: V) -> tuple[V, V, V, V]:
         """A weight panel's first output channel and how many, the block's first position and how many."""

@@ -68,6 +68,12 @@ TRANSPOSED = [
     ConvTranspose(4, 3, (2, 3, 3), (2, 1, 2), (0, 1, 1), (1, 0, 0), (1, 1, 1), spec=TILES),
     ConvTranspose(5, 9, (3, 3), (2, 2), (1, 1), (0, 0), (1, 1), elem=F64, spec=TILES),
     ConvTranspose(3, 2, (18,), (17,), (0,), (0,), (1,), spec=TILES),  # more phases than a vector has lanes
+    ConvTranspose(16, 20, (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), spec=TILES),  # phases are channels of one convolution
+    ConvTranspose(6, 4, (2, 3, 1), (2, 3, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1), groups=2, spec=TILES),
+    ConvTranspose(6, 33, (2, 1, 4), (2, 1, 4), (0, 0, 0), (0, 0, 0), (1, 1, 1), spec=TILES),
+    ConvTranspose(6, 12, (3,), (3,), (0,), (0,), (1,), elem=F64, spec=TILES),
+    ConvTranspose(6, 12, (2,), (2,), (0,), (0,), (1,), elem=F64, spec=TILES),
+    ConvTranspose(6, 12, (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), groups=6, spec=TILES),
 ]
 
 
@@ -314,7 +320,18 @@ def test_transposed_matches_pytorch(conv: ConvTranspose) -> None:
 
 @pytest.mark.parametrize(
     "conv",
-    [CONVS[1], CONVS[10], CONVS[12], CONVS[18], CONVS[22], TRANSPOSED[3], TRANSPOSED[4], TRANSPOSED[7]],
+    [
+        CONVS[1],
+        CONVS[10],
+        CONVS[12],
+        CONVS[18],
+        CONVS[22],
+        TRANSPOSED[3],
+        TRANSPOSED[4],
+        TRANSPOSED[7],
+        TRANSPOSED[10],
+        TRANSPOSED[11],
+    ],
     ids=lambda c: f"{c.name}-{c.kernel}",
 )
 def test_weights_packed_at_run_time(conv: Conv | ConvTranspose) -> None:

@@ -85,7 +85,7 @@ def _clean_tiles() -> Iterator[None]:
 
 
 @functools.cache
-def build(c: Conv, choose: bool = False, strided: bool = False) -> Program:
+def build(c: Conv | ConvTranspose, choose: bool = False, strided: bool = False) -> Program:
     """Compiles a convolution, by tiles unless calls are to `choose`."""
     with pytest.MonkeyPatch.context() as patch:
         if not choose:
@@ -99,7 +99,8 @@ def build(c: Conv, choose: bool = False, strided: bool = False) -> Program:
         for fact in FACTS:
             host.size(fact)
         symbol = host.fn.address_of(epilogue)
-        c.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=symbol, epilogue_args=eargs, x_strides=strides)
+        args: dict[str, Any] = {"sizes": sizes, "epilogue": symbol, "epilogue_args": eargs, "x_strides": strides}
+        c.emit_launch(host, x=x, w=w, **args, **({"workspace": x} if isinstance(c, ConvTranspose) else {}))
         return host.build()
 
 
@@ -109,7 +110,9 @@ def operands(c: Conv, sizes: tuple[int, ...], seed: int = 0) -> tuple[torch.Tens
     return x.bfloat16(), torch.randn(c.out_channels, c.in_channels // c.groups, *c.kernel).bfloat16()
 
 
-def parameters(c: Conv, x: torch.Tensor, weight: torch.Tensor, facts: dict[str, int]) -> tuple[dict[str, Any], Array]:
+def parameters(
+    c: Conv | ConvTranspose, x: torch.Tensor, weight: torch.Tensor, facts: dict[str, int]
+) -> tuple[dict[str, Any], Array]:
     """Parameters of a call, and where its result goes."""
     spatial = [max(0, n) for n in c.output_size(x.shape[2:])]
     out = np.full((x.shape[0], c.out_channels, *spatial), 777.0, np.float32)
@@ -122,7 +125,9 @@ def parameters(c: Conv, x: torch.Tensor, weight: torch.Tensor, facts: dict[str, 
     return params | {f"n{i}": n for i, n in enumerate((x.shape[0], *x.shape[2:]))}, out
 
 
-def run(c: Conv, x: torch.Tensor, weight: torch.Tensor, *, threads: int = 2, seed: int | None = None, **facts: int) -> Array:
+def run(
+    c: Conv | ConvTranspose, x: torch.Tensor, weight: torch.Tensor, *, threads: int = 2, seed: int | None = None, **facts: int
+) -> Array:
     """The convolution by tiles alone."""
     params, out = parameters(c, x, weight, facts)
     assert len(build(c).record(num_threads=threads, **params)) == (out.size > 0)
@@ -133,7 +138,7 @@ def run(c: Conv, x: torch.Tensor, weight: torch.Tensor, *, threads: int = 2, see
     return out
 
 
-def check(c: Conv, x: torch.Tensor, weight: torch.Tensor, **options: Any) -> None:
+def check(c: Conv | ConvTranspose, x: torch.Tensor, weight: torch.Tensor, **options: Any) -> None:
     """Products of bf16 are exact in f32, and sums are rounded to it."""
     out, want = run(c, x, weight, **options), reference(c, x.float().numpy(), weight.float().numpy())
     tolerance = 4 * 2**-23 * ((weight[0].numel()) ** 0.5 + 8)
@@ -371,6 +376,17 @@ def test_sums_of_bytes_are_exact_at_all_sizes(c: ByteConv) -> None:
             assert (run_bytes(c, x, weight, seed=number) == want).all()
             assert (run_bytes(c, x, weight, threads=1) == want).all()
             assert (run_bytes(c, x, weight, tiles=False) == want).all()
+
+
+@pytest.mark.parametrize(("stride", "outs"), [((2, 2), 24), ((3, 4), 21)])
+def test_phases_of_transposed_convolutions_are_channels(stride: tuple[int, int], outs: int) -> None:
+    """Rows of the output come from tiles as from vectors."""
+    form: dict[str, Any] = {"spec": SPEC, "code": BF16, "image": BF16}
+    c = ConvTranspose(64, outs, stride, stride, (0, 0), (0, 0), (1, 1), **form)
+    assert not c.interleaves
+    for sizes in ((1, 14, 13), (2, 1, 1), (3, 7, 70), (0, 9, 9)):
+        torch.manual_seed(0)
+        check(c, torch.randn(sizes[0], 64, *sizes[1:]).bfloat16(), torch.randn(64, outs, *stride).bfloat16())
 
 
 @pytest.mark.parametrize("stride", [1, 2])

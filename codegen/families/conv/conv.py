@@ -46,6 +46,7 @@ class Conv:
     `code`: the form of weights that are kept as codes (`quantised_weights`), if they are; not of those of depthwise convolutions.
     `gated`: kernels of 1 x 1 multiply the input by a number for each image and channel.
     `image`: the type of the input in memory, bf16 or f16, where it isn't `elem`, f32.
+    `row_multiple`: epilogues get a multiple of so many output channels at a time.
     """
 
     in_channels: int
@@ -61,6 +62,7 @@ class Conv:
     code: str = field(default="", kw_only=True, repr=False)
     gated: bool = field(default=False, kw_only=True, repr=False)
     image: str = field(default="", kw_only=True, repr=False)
+    row_multiple: int = field(default=1, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         rank = len(self.kernel)
@@ -78,6 +80,7 @@ class Conv:
         size = "x".join(map(str, self.kernel))
         coded = (f"_{self.code}" if self.code else "") + ("_gated" if self.gated else "")
         coded += (f"_of_{self.image}" if self.image else "") + ("_pairs" if self.pairs else "")
+        coded += f"_by_{self.row_multiple}" if self.row_multiple > 1 else ""
         return f"conv_{self.elem}_{size}_c{self.in_channels}_o{self.out_channels}_{key}{coded}"
 
     @property
@@ -153,6 +156,7 @@ class Conv:
             column_pairs=self.column_pairs,
             tiles=self.tiles,
             few=self.few,
+            row_multiple=self.row_multiple,
         )
 
     def emit_kernels(self, module: KernelModule) -> None:

@@ -56,7 +56,7 @@ class ConvKernel:
         self.pack = emit_pack(p, self.width)
         self.name = f"{p.name}_{'swapped' if swapped else 'normal'}"
         last = p.group_out - (p.channel_panels - 1) * p.panel
-        self.full_splits, self.last_splits = row_splits(p.panel, p.spec.mr), row_splits(last, p.spec.mr)
+        self.full_splits, self.last_splits = (row_splits(n, p.spec.mr, p.row_multiple) for n in (p.panel, last))
         rows = range(1, p.spec.mr + 1) if swapped else sorted({n for _, n in self.full_splits + self.last_splits})
         self.ukr = {n: self.microkernel(n, p.panel if swapped else p.nr) for n in rows}
         self.transpose = emit_transpose(p.module, p.elem, self.width, p.spec) if swapped else ""

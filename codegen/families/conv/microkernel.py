@@ -19,10 +19,12 @@ from dhlo.codegen.target import LINE_BYTES
 __all__ = ["emit_products", "emit_strided_microkernel", "emit_transpose", "lines_of_step", "row_splits", "share_of_fetching"]
 
 
-def row_splits(rows: int, most: int) -> list[tuple[int, int]]:
-    """Splits `rows` in the fewest register tiles of at most `most` rows, balanced; (first row, rows) pairs."""
-    parts = -(-rows // most)
-    bounds = [rows * i // parts for i in range(parts + 1)]
+def row_splits(rows: int, most: int, multiple: int = 1) -> list[tuple[int, int]]:
+    """Splits `rows` in the fewest register tiles of at most `most` rows, and a multiple of some, balanced; (first row, rows)
+    pairs."""
+    units = rows // multiple
+    parts = -(-units // (most // multiple))
+    bounds = [units * i // parts * multiple for i in range(parts + 1)]
     return [(a, b - a) for a, b in pairwise(bounds)]
 
 

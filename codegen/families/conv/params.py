@@ -75,6 +75,7 @@ class ConvParams(Tiled):
     column_pairs: bool = False  # these pairs are of neighbouring columns of a window, not of channels
     tiles: bool = False  # the target's matrix registers may multiply image and weights
     few: bool = False  # of few channels then, whose weights they want otherwise than other kernels do
+    row_multiple: int = 1  # of output channels that epilogues get at a time
     columns_side_by_side: bool = False  # depthwise, of bytes: a dot product multiplies and adds four columns of a window
 
     @property

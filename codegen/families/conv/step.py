@@ -63,7 +63,7 @@ class ConvFamily(ChoiceFamily):
         tiles = low.tiles if self.weight is not None else low.tiles.alone
         self.conv = parameters(op, tiles, SIDES if low.winograd else (), code, found is not None, stored)
         self.phases: sympy.Expr = sympy.Integer(0)  # bytes of a transposed convolution's outputs before they are interleaved
-        if isinstance(self.conv, ConvTranspose):
+        if isinstance(self.conv, ConvTranspose) and self.conv.interleaves:
             self.phases = aligned(self.out.bytes)
         self.workspace = self.phases + (0 if self.weight is not None else self.conv.workspace_bytes)
 

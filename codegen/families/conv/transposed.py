@@ -16,25 +16,15 @@ from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.quantised_weights import bits_of
+from dhlo.codegen.families.conv.transposed_rows import BLOCK, EPILOGUE, emit_rows, rows_args, store_in_turn
 from dhlo.codegen.families.conv.weights import WeightView
 from dhlo.codegen.families.gemm.register_tile import TileSpec
-from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 
 __all__ = ["ConvTranspose"]
 
-_BLOCK = 256
 _POSITION_WORK = 2  # simple operations that an output takes: its phase is found, and it is copied
-_EPILOGUE = (
-    ("eargs", PTR),
-    ("tile", PTR),
-    ("ld", I64),
-    ("batch", I64),
-    ("m0", I64),
-    ("n0", I64),
-    ("mr", I64),
-    ("nr", I64),
-)
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,8 @@ class ConvTranspose:
     Input [B, in_channels, *spatial], weight [in_channels, out_channels/groups, *kernel]. Output o of a dim is the sum
     over inputs i and kernel points k with o = i*stride - padding + k*dilation. The outputs congruent modulo the
     stride (a phase) are an ordinary convolution with a subset of the kernel, so no multiplication by an inserted zero
-    is done. `winograd`, `code`, `image`: as of those; codes have no scales.
+    is done. Where each phase has one point of the kernel, all are channels of one convolution of 1 x 1. `winograd`, `code`,
+    `image`: as of those; codes have no scales.
     """
 
     in_channels: int
@@ -92,13 +83,14 @@ class ConvTranspose:
         dims = zip(self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return list(product(*([_taps(r, k, s, p, d) for r in range(s)] for k, s, p, d in dims)))
 
-    def _conv(self, taps: tuple[_Taps, ...]) -> Conv | None:
-        """The phase's convolution; None if no kernel point meets it, so that it is zero."""
+    def _conv(self, taps: tuple[_Taps, ...], outs: int = 1, row_multiple: int = 1) -> Conv | None:
+        """The phase's convolution, with `outs` channels for each output channel; None if no kernel point meets it, so that it is
+        zero."""
         if any(t.count == 0 for t in taps):
             return None
         return Conv(
             self.in_channels,
-            self.out_channels,
+            self.out_channels * outs,
             tuple(t.count for t in taps),
             (1,) * len(taps),
             tuple((t.padding, 0) for t in taps),
@@ -109,7 +101,23 @@ class ConvTranspose:
             winograd=self.winograd,
             code=self.code,
             image=self.image,
+            row_multiple=row_multiple,
         )
+
+    @property
+    def _whole(self) -> Conv | None:
+        """Where windows neither overlap nor leave gaps: all phases, one after another the channels of each output channel. Register
+        tiles have the phases of a row's columns together."""
+        apart, phases = self.stride[-1], self._phases
+        fits = self.kernel == self.stride and not any((*self.padding, *self.output_padding)) and {*self.dilation} == {1}
+        fits = fits and self.in_channels > self.groups and not self.direct
+        fits = fits and apart <= self.spec.mr and self.spec.panel(self.elem) % apart == 0
+        return self._conv(phases[0], len(phases), apart) if fits else None
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether phases are kept in memory before they are brought together."""
+        return not self.direct and self._whole is None
 
     @property
     def direct(self) -> bool:
@@ -126,20 +134,26 @@ class ConvTranspose:
         return {k: share for conv in self._convs() if conv for k, share in conv.winograd_shares(module).items()}
 
     def _convs(self) -> list[Conv | None]:
-        return [self._conv(taps) for taps in self._phases]
+        """That of all phases, or those of each."""
+        whole = self._whole
+        return [self._conv(taps) for taps in self._phases] if whole is None else [whole]
 
     def emit_kernels(self, module: KernelModule) -> None:
         """Adds the phases' kernels, and those that interleave phases, to the module."""
         for conv in self._convs():
             if conv is not None:
                 conv.emit_kernels(module)
-        if not self.direct:
+        if self._whole:
+            emit_rows(module, f"{self.name}_rows", self.elem, self.stride, self.spec)
+        if self.interleaves:
             _emit_store(module, self.elem, self.spec)
             _emit_interleave(module, self.name, self.elem, self.stride, self.spec)
 
     @property
     def layouts(self) -> tuple[tuple[tuple[_Taps, ...], tuple[WeightLayout, ...]], ...]:
         """How the packed weights lie: phase after phase, each with its part of the kernel."""
+        if whole := self._whole:
+            return (((), whole.layouts),)
         return tuple((taps, conv.layouts if conv else ()) for taps, conv in zip(self._phases, self._convs(), strict=True))
 
     def pack_weight(self, weight: Array) -> Array:
@@ -157,6 +171,9 @@ class ConvTranspose:
         packed = np.zeros(self.workspace_bytes // weight.itemsize, weight.dtype)
         grouped = weight.reshape(g, self.in_channels // g, self.out_channels // g, *self.kernel).swapaxes(1, 2)
         whole = grouped.reshape(self.out_channels, self.in_channels // g, *self.kernel)
+        if conv := self._whole:
+            channels = np.moveaxis(whole, 1, -1).reshape(conv.out_channels, self.in_channels // g, *conv.kernel)
+            return pack(conv, np.ascontiguousarray(channels)).ravel()
         for taps, conv, at in zip(self._phases, self._convs(), self._offsets()[:-1], strict=True):
             if conv is not None:
                 subset = whole
@@ -190,6 +207,9 @@ class ConvTranspose:
         """Of each phase that isn't zero: where its weights begin, how they lie there, and where they begin when packed."""
         points = int(np.prod(self.kernel))
         group_in, group_out = self.in_channels // self.groups, self.out_channels // self.groups
+        if whole := self._whole:
+            yield whole, 0, WeightView(group_in * group_out * points, 1, group_out * points, (0, 0, 0)), 0
+            return
         strides = [int(np.prod(self.kernel[d + 1 :])) for d in range(len(self.kernel))]
         for taps, conv, at in zip(self._phases, self._convs(), self._offsets()[:-1], strict=True):
             if conv is not None:
@@ -199,8 +219,8 @@ class ConvTranspose:
                 yield conv, base, view, at
 
     def output_workspace(self, fn: Fn, sizes: Sequence[V]) -> V:
-        """Bytes that `emit_launch` needs for the phases' outputs; 0 for stride 1."""
-        if self.direct:
+        """Bytes that `emit_launch` needs for the phases' outputs, if they are kept."""
+        if not self.interleaves:
             return fn.i64(0)
         total = self._phase_sizes(fn, sizes)[1]
         return fn.mul(total, BITS[self.elem] // 8)
@@ -241,6 +261,18 @@ class ConvTranspose:
         """
         fn = host.fn
         phases, _, offsets, out = self._phase_sizes(fn, sizes)
+        if whole := self._whole:
+            height, width = [fn.i64(1), *sizes[1:]][-2:]
+            whole.emit_launch(
+                host,
+                x=x,
+                w=w,
+                sizes=sizes,
+                x_strides=x_strides,
+                epilogue=fn.address_of(f"{self.name}_rows"),
+                epilogue_args=rows_args(host, epilogue, epilogue_args, height, width),
+            )
+            return
         table = fn.alloca(3 * len(phases), I64)
         for i, (conv, at, shape, where) in enumerate(zip(self._convs(), self._offsets()[:-1], phases, offsets, strict=True)):
             if self.direct:
@@ -297,12 +329,12 @@ class ConvTranspose:
             table += [address, *([one] * (3 - len(shape))), *shape]
         full = [*([one] * (3 - len(out))), *out]
         positions = fn.mul(fn.mul(full[0], full[1]), full[2])
-        blocks = fn.ceildivu(positions, _BLOCK)
+        blocks = fn.ceildivu(positions, BLOCK)
         count = fn.mul(fn.mul(batch, self.out_channels), blocks)
         with fn.when(fn.cmp("gt", count, 0)):
-            grain = grain_of(host, fn.mul(fn.min(positions, _BLOCK), _POSITION_WORK))
+            grain = grain_of(host, fn.mul(fn.min(positions, BLOCK), _POSITION_WORK))
             args = [epilogue, epilogue_args, fn.i64(self.out_channels), *full, positions, blocks, *table]
-            scratch = (_BLOCK + 3 * _room(self.stride[-1], self.spec.lanes(self.elem))) * BITS[self.elem] // 8
+            scratch = (BLOCK + 3 * _room(self.stride[-1], self.spec.lanes(self.elem))) * BITS[self.elem] // 8
             host.launch(f"{self.name}_interleave", args, count, grain, scratch)
 
 
@@ -312,7 +344,7 @@ def _emit_store(module: KernelModule, elem: str, spec: TileSpec) -> None:
     if name in module.functions:
         return
     lanes = spec.lanes(elem)
-    f = Fn(module, name, _EPILOGUE)
+    f = Fn(module, name, EPILOGUE)
     eargs, tile, ld, batch, m0, n0, mr, nr = f.args
     out, positions, channels = (f.load(f.gep(eargs, i, I64), I64) for i in range(3))
     first = f.gep(f.int_to_ptr(out), f.add(f.mul(f.add(f.mul(batch, channels), m0), positions), n0), elem)
@@ -341,8 +373,8 @@ def _emit_interleave(module: KernelModule, prefix: str, elem: str, stride: Seque
     zero = f.const(0.0, vec(elem, lanes))
     with f.loop(begin, end) as items:
         plane = f.divu(items.iv, blocks)
-        p0 = f.mul(f.sub(items.iv, f.mul(plane, blocks)), _BLOCK)
-        stop = f.min(f.add(p0, _BLOCK), positions)
+        p0 = f.mul(f.sub(items.iv, f.mul(plane, blocks)), BLOCK)
+        stop = f.min(f.add(p0, BLOCK), positions)
         with f.loop(f.divu(p0, ow), f.add(f.divu(f.sub(stop, 1), ow), 1)) as rows:
             z, y = f.divu(rows.iv, oh), f.remu(rows.iv, oh)
             start = f.mul(rows.iv, ow)
@@ -362,27 +394,12 @@ def _emit_interleave(module: KernelModule, prefix: str, elem: str, stride: Seque
                     f.masked_load(f.gep(src, j.iv, elem), f.tail_mask(f.max(f.sub(count, j.iv), 0), lanes), zero)
                     for src, count in sources
                 ]
-                _store_in_turn(f, values, at, f.sub(last, j.iv))
+                store_in_turn(f, values, at, f.sub(last, j.iv))
         image, m = f.divu(items.iv, per_image), f.remu(plane, channels)
-        f.call_ptr(epilogue, [eargs, tile, f.i64(_BLOCK), image, m, p0, f.i64(1), f.sub(stop, p0)])
+        f.call_ptr(epilogue, [eargs, tile, f.i64(BLOCK), image, m, p0, f.i64(1), f.sub(stop, p0)])
     f.done()
 
 
 def _room(phases: int, lanes: int) -> int:
     """Elements, in whole vectors, before a block into which a row of so many phases may write; behind it, it's twice as many."""
     return -(-max(phases, lanes) // lanes) * lanes
-
-
-def _store_in_turn(f: Fn, values: Sequence[V], to: V, count: V) -> None:
-    """Stores the first elements of all vectors, then the second ones, of `count` of each at least."""
-    elem, lanes, apart = values[0].elem, values[0].lanes, len(values)
-    if apart == 1:
-        f.store(values[0], to)
-    elif apart == 2:
-        for half in range(2):
-            order = [i // 2 + i % 2 * lanes for i in range(half * lanes, (half + 1) * lanes)]
-            f.store(f.shuffle(values[0], values[1], order), f.gep(to, half * lanes, elem))
-    else:
-        steps = f.dense([i * apart for i in range(lanes)], I32)
-        for r, value in enumerate(values):
-            f.scatter(value, f.gep(f.gep(to, r, elem), steps, elem), f.tail_mask(count, lanes))

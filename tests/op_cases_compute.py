@@ -39,6 +39,7 @@ WEIGHTS = {
     "up": _random(3, 4, 3, 3),
     "grouped": _random(4, 2, 1, 3),
     "conv3": _random(2, 2, 3, 1, 2),
+    "side by side": _random(3, 5, 2, 2),
 }
 
 
@@ -437,6 +438,7 @@ CONV = [
         padding=[1, 1],
         output_padding=[1, 1],
     ),
+    conv(["n", 3, "m + 1", 4], "side by side", ["n", 5, "2*m + 2", 8], transposed=True, stride=[2, 2]),
 ]
 
 

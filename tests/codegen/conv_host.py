@@ -8,21 +8,11 @@ import numpy as np
 
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.transposed import ConvTranspose
-from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, Fn, KernelModule, vec
+from dhlo.codegen.kernel_ir.builder import F32, I64, Fn, KernelModule, vec
+from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
 from tests.codegen.harness import Program, TestHost, aligned
 
-__all__ = ["EPILOGUE", "build_conv", "conv_params", "emit_store", "numpy_type", "run_conv"]
-
-EPILOGUE = [
-    ("eargs", PTR),
-    ("tile", PTR),
-    ("ld", I64),
-    ("batch", I64),
-    ("m0", I64),
-    ("n0", I64),
-    ("mr", I64),
-    ("nr", I64),
-]
+__all__ = ["build_conv", "conv_params", "emit_store", "numpy_type", "run_conv"]
 
 
 def numpy_type(elem: str) -> type[np.floating[Any]]:
@@ -32,7 +22,7 @@ def numpy_type(elem: str) -> type[np.floating[Any]]:
 def emit_store(module: KernelModule, elem: str, *, bias_relu: bool = False) -> str:
     """An epilogue for eargs = (out, positions, channels, bias): out[batch, m, n] = tile, or relu(tile + bias[m])."""
     lanes = module.target.lanes(elem)
-    f = Fn(module, "epilogue", EPILOGUE)
+    f = Fn(module, "epilogue", EPILOGUE_ARGS)
     eargs, tile, ld, batch, m0, n0, mr, nr = f.args
     out, positions, channels, bias = (f.load(f.gep(eargs, i, I64), I64) for i in range(4))
     with f.loop(0, mr) as r:

@@ -16,11 +16,11 @@ from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.quantised_weights import bits_of
-from dhlo.codegen.families.conv.transposed_rows import BLOCK, EPILOGUE, emit_rows, rows_args, store_in_turn
+from dhlo.codegen.families.conv.transposed_rows import BLOCK, emit_rows, rows_args, store_in_turn
 from dhlo.codegen.families.conv.weights import WeightView
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I64, PTR, Fn, KernelModule, V, vec
-from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
+from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS, HostContext, kernel_fn, load_args
 
 __all__ = ["ConvTranspose"]
 
@@ -344,7 +344,7 @@ def _emit_store(module: KernelModule, elem: str, spec: TileSpec) -> None:
     if name in module.functions:
         return
     lanes = spec.lanes(elem)
-    f = Fn(module, name, EPILOGUE)
+    f = Fn(module, name, EPILOGUE_ARGS)
     eargs, tile, ld, batch, m0, n0, mr, nr = f.args
     out, positions, channels = (f.load(f.gep(eargs, i, I64), I64) for i in range(3))
     first = f.gep(f.int_to_ptr(out), f.add(f.mul(f.add(f.mul(batch, channels), m0), positions), n0), elem)

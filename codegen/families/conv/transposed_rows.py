@@ -6,24 +6,13 @@ from collections.abc import Sequence
 from math import prod
 
 from dhlo.codegen.families.gemm.register_tile import TileSpec
-from dhlo.codegen.kernel_ir.builder import I32, I64, PTR, Fn, KernelModule, V, vec
-from dhlo.codegen.kernel_ir.launch import HostContext
+from dhlo.codegen.kernel_ir.builder import I32, I64, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS, HostContext
 
-__all__ = ["BLOCK", "EPILOGUE", "emit_rows", "rows_args", "store_in_turn"]
+__all__ = ["BLOCK", "emit_rows", "rows_args", "store_in_turn"]
 
 BLOCK = 256
 """Positions that an epilogue takes at most."""
-EPILOGUE = (
-    ("eargs", PTR),
-    ("tile", PTR),
-    ("ld", I64),
-    ("batch", I64),
-    ("m0", I64),
-    ("n0", I64),
-    ("mr", I64),
-    ("nr", I64),
-)
-"""An epilogue's arguments."""
 
 
 def emit_rows(module: KernelModule, name: str, elem: str, stride: Sequence[int], spec: TileSpec) -> None:
@@ -36,7 +25,7 @@ def emit_rows(module: KernelModule, name: str, elem: str, stride: Sequence[int],
         return
     *_, down, apart = (1, 1, *stride)
     lanes = spec.lanes(elem)
-    f = Fn(module, name, EPILOGUE)
+    f = Fn(module, name, EPILOGUE_ARGS)
     eargs, tile, ld, batch, m0, n0, mr, nr = f.args
     given = [f.load(f.gep(eargs, i, I64), I64) for i in range(4)]
     epilogue, inner, height, width = f.int_to_ptr(given[0]), f.int_to_ptr(given[1]), *given[2:]

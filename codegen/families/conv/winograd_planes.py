@@ -81,7 +81,8 @@ class WinogradOfPlanes(Winograd):
 
 @dataclass(frozen=True)
 class _Run(Group):
-    """Rows are those of one plane; planes [plane0, plane1) of all images are `deep` ones from z0 on of one."""
+    """Rows are those of a plane. [plane0, plane1): the run of output planes, counted over all images, the first of which is z0 of its
+    own; plane_tiles: tiles of a plane."""
 
     plane0: V
     plane1: V

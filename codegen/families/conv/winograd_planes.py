@@ -81,8 +81,8 @@ class WinogradOfPlanes(Winograd):
 
 @dataclass(frozen=True)
 class _Run(Group):
-    """Rows are those of a plane. [plane0, plane1): the run of output planes, counted over all images, the first of which is z0 of its
-    own; plane_tiles: tiles of a plane."""
+    """Rows are those of a plane. [plane0, plane1): the run of output planes, counted over all images; z0: the first one's number in
+    its own; plane_tiles: tiles of a plane."""
 
     plane0: V
     plane1: V

@@ -349,6 +349,18 @@ def test_nan_and_infinity_reach_all_their_windows(side: int) -> None:
 
 @pytest.mark.skipif(not TILES.target.is_x86, reason="runs code for x86-64")
 @pytest.mark.parametrize("side", maps.SIDES)
+@pytest.mark.parametrize("by_planes", [False, True])
+def test_what_negative_padding_crops_is_not_read(side: int, by_planes: bool) -> None:
+    conv = ConvTranspose(32, 20, (3, 3, 3), (1, 1, 1), (1, 3, 3), (0, 0, 0), (1, 1, 1), spec=TILES)
+    for height, width in ((17, 9), (33, 22), (8, 8), (7, 40)):
+        x, weight = operands(conv, (1, 4, height, width))
+        for cropped in ((..., -1, slice(None)), (..., 0, slice(None)), (..., -1), (..., 0)):
+            x[cropped] = np.nan
+        out = run_conv(conv, forced(conv, (side,), by_planes), x, weight)
+        assert error(out, reference(conv, np.nan_to_num(x), weight)) < 1e-5
+
+
+@pytest.mark.parametrize("side", maps.SIDES)
 def test_avx2_and_weights_shared_between_targets(side: int) -> None:
     """8 lanes, 16 registers, panels of several tiles."""
     narrow = tile_spec(parse_target("x86-64-v3"))

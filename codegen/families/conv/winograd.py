@@ -10,7 +10,7 @@ import sympy
 from dhlo.codegen.families.box import product_wake_cycles, update_cycles, waiting_cycles
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.winograd_blocking import Blocking
-from dhlo.codegen.families.conv.winograd_kernel import emit_winograd_kernel
+from dhlo.codegen.families.conv.winograd_kernel import FIELDS, emit_winograd_kernel
 from dhlo.codegen.families.conv.winograd_transforms import Filter
 from dhlo.codegen.kernel_ir.builder import F32, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -19,6 +19,8 @@ __all__ = ["Cut", "Winograd"]
 
 # A store of a whole vector takes two turns of the multiply-add's pipeline.
 _STORE = 2
+# Where a launch's shared arguments have an input's and an output's height; widths follow.
+_IH, _OH = FIELDS.index("ih"), FIELDS.index("oh")
 # Rows of a register tile below which multiply-adds wait for one another.
 _LATENCY_ROWS = 4
 
@@ -200,6 +202,10 @@ class Winograd:
             p.block_channels,
             self.span,
         ]
+        # Tiles that overhang read no input that no window has: negative padding crops images.
+        for side, d, at, outs in ((self.down, 1, _IH, _OH), (self.across, 2, _IH + 1, _OH + 1)):
+            reach = f.add(f.mul(f.sub(head[outs], 1), side.stride), side.window - p.padding[d][0])
+            head[at] = f.max(f.min(head[at], reach), 0)
         args = [*head, sxb, sxc, sxd, sxh, *map(f.i64, numbers), *self.numbers_of_cut(cut), *end]
         tiles = f.divu(f.mul(cut.rows, cut.tw), f.max(groups, 1))
         adds = f.mul(f.add(tiles, 1), b.points * p.in_channels * p.kernel[0] * p.panel // p.lanes)

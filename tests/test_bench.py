@@ -315,6 +315,7 @@ def test_bench_of_usual_sizes(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert found["threads"] == 1 and found["machine"]
 
 
+@pytest.mark.slow
 def test_bench_of_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = os.environ.get("DHLO_NUM_THREADS")
     x = torch.ones(5)
@@ -398,6 +399,7 @@ def test_installed_peers() -> None:
     assert {"eager", "inductor", "dhlo"} <= set(installed()) <= set(PEERS)
 
 
+@pytest.mark.slow
 def test_every_loop_for_llvm_mca_is_found() -> None:
     programs = mca.assemblies("aarch64")
     for case in mca.CASES:

@@ -63,6 +63,7 @@ def test_branch_with_many_results() -> None:
             check(model, module, sign * torch.rand(n, 20))
 
 
+@pytest.mark.slow
 def test_loop_with_many_carried_values() -> None:
     module = Loop()
     model = dhlo.compile(export(module, (torch.randn(3, 20), torch.tensor(2)), dynamic_shapes=({0: Dim("n")}, None)))

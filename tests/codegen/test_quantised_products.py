@@ -185,7 +185,7 @@ def test_any_split(spec: TileSpec) -> None:
         check(product, g, (0, 1, 4, 9, 33) if product.q.dim() == 2 else (1, 4, 40))
 
 
-@every_target
+@every_target_or_slow
 def test_large_and_small_elements(spec: TileSpec) -> None:
     """What the numbers that codes stand for keep finite is finite, and small rows are not lost; a row is what it is alone."""
     g = torch.Generator().manual_seed(2)
@@ -297,7 +297,7 @@ def test_rows_of_bf16(code: str) -> None:
                     assert torch.equal(product(a, threads=threads, seed=seed, l2_bytes=l2_bytes, bf16_percent=200), got)
 
 
-@every_target
+@every_target_or_slow
 def test_scales_that_are_powers_of_two(spec: TileSpec) -> None:
     """MXFP4: a byte each, of short groups, for rows of any number."""
     g = torch.Generator().manual_seed(6)

@@ -192,7 +192,7 @@ def test_required_features_are_those_that_the_code_uses(name: str) -> None:
         assert check(module, plain) == name
 
 
-@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4", "x86-64-v4+bf16"])
+@pytest.mark.parametrize("name", ["x86-64-v3", pytest.param("x86-64-v4", marks=pytest.mark.slow), "x86-64-v4+bf16"])
 def test_rounding_to_bf16_calls_nothing(name: str) -> None:
     """Code that rounds single elements to bf16 runs whether or not the CPU has an instruction for that."""
     torch.manual_seed(0)

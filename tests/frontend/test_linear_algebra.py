@@ -166,7 +166,8 @@ CASES: dict[str, tuple[Callable[..., Any], list[list[torch.Tensor]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# Those of complex numbers take the same steps.
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if "complex" in n else ()) for n in CASES])
 def test_case(name: str) -> None:
     compiled(CASES[name][0], *CASES[name][1])
 

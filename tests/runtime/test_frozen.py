@@ -45,6 +45,7 @@ def host(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[P
     return run
 
 
+@pytest.mark.slow
 def test_names_of_the_release(library: Path) -> None:
     header = re.sub(r"/\*.*?\*/", "", (FROZEN / "dhlo/runtime.h").read_text(), flags=re.S)
     promised = set(re.findall(r"DHLO_API[^;]*?\b(dhlo_\w+)\(", header))

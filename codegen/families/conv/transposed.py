@@ -260,52 +260,31 @@ class ConvTranspose:
         Strides above 1: the epilogue gets one channel (mr = 1) and at most 256 positions at a time.
         """
         fn = host.fn
-        phases, _, offsets, out = self._phase_sizes(fn, sizes)
+        image: dict[str, Any] = {"x": x, "sizes": sizes, "x_strides": x_strides}
         if whole := self._whole:
             height, width = [fn.i64(1), *sizes[1:]][-2:]
-            whole.emit_launch(
-                host,
-                x=x,
-                w=w,
-                sizes=sizes,
-                x_strides=x_strides,
-                epilogue=fn.address_of(f"{self.name}_rows"),
-                epilogue_args=rows_args(host, epilogue, epilogue_args, height, width),
-            )
+            args = rows_args(host, epilogue, epilogue_args, height, width)
+            whole.emit_launch(host, w=w, epilogue=fn.address_of(f"{self.name}_rows"), epilogue_args=args, **image)
+            return
+        phases, _, offsets, out = self._phase_sizes(fn, sizes)
+        if self.direct:
+            (only,) = self._convs()
+            if only is not None:
+                only.emit_launch(host, w=w, out_sizes=out, epilogue=epilogue, epilogue_args=epilogue_args, **image)
             return
         table = fn.alloca(3 * len(phases), I64)
         for i, (conv, at, shape, where) in enumerate(zip(self._convs(), self._offsets()[:-1], phases, offsets, strict=True)):
-            if self.direct:
-                if conv is not None:
-                    conv.emit_launch(
-                        host,
-                        x=x,
-                        w=w,
-                        sizes=sizes,
-                        epilogue=epilogue,
-                        epilogue_args=epilogue_args,
-                        x_strides=x_strides,
-                        out_sizes=out,
-                    )
-                return
-            target = fn.gep(workspace, where, self.elem)
+            if conv is None:
+                continue
             positions = fn.i64(1)
             for n in shape:
                 positions = fn.mul(positions, n)
             eargs = fn.gep(table, 3 * i, I64)
-            for k, value in enumerate((fn.ptr_to_int(target), positions, fn.i64(self.out_channels))):
+            target = fn.ptr_to_int(fn.gep(workspace, where, self.elem))
+            for k, value in enumerate((target, positions, fn.i64(self.out_channels))):
                 fn.store(value, fn.gep(eargs, k, I64))
-            if conv is not None:
-                conv.emit_launch(
-                    host,
-                    x=x,
-                    w=fn.gep(w, at, I8),
-                    sizes=sizes,
-                    x_strides=x_strides,
-                    out_sizes=shape,
-                    epilogue=fn.address_of(f"conv_store_{self.elem}"),
-                    epilogue_args=eargs,
-                )
+            store = fn.address_of(f"conv_store_{self.elem}")
+            conv.emit_launch(host, w=fn.gep(w, at, I8), out_sizes=shape, epilogue=store, epilogue_args=eargs, **image)
         self._interleave(host, sizes[0], workspace, phases, offsets, out, epilogue, epilogue_args)
 
     def _interleave(

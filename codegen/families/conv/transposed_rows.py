@@ -23,7 +23,7 @@ def emit_rows(module: KernelModule, name: str, elem: str, stride: Sequence[int],
     """
     if name in module.functions:
         return
-    *_, down, apart = (1, 1, *stride)
+    planes, down, apart = (1, 1, *stride)[-3:]
     lanes = spec.lanes(elem)
     f = Fn(module, name, EPILOGUE_ARGS)
     eargs, tile, ld, batch, m0, n0, mr, nr = f.args
@@ -37,7 +37,6 @@ def emit_rows(module: KernelModule, name: str, elem: str, stride: Sequence[int],
         source = f.gep(tile, f.mul(group.iv, ld), elem)
         with f.loop(f.divu(n0, width), f.ceildivu(end, width)) as line:
             z, y = f.divu(line.iv, height), f.remu(line.iv, height)
-            planes = (1, 1, *stride)[-3]
             above = f.add(f.mul(f.add(f.mul(z, planes), f.divu(phase, down)), f.mul(height, down)), f.mul(y, down))
             out = f.mul(f.add(above, f.remu(phase, down)), f.mul(width, apart))
             start = f.mul(line.iv, width)

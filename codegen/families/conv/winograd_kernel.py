@@ -173,10 +173,16 @@ class WinogradKernel:
         """First channel of a depth block, how many channels of a plane it has, its first plane, and the one after its last."""
         f, geo = self.f, self.geo
         of_planes = f.remu(number, self.plane_blocks)
-        c0 = f.mul(f.divu(number, self.plane_blocks), self.depth)
+        c0, channels = self.channels_of(f.divu(number, self.plane_blocks))
         first = f.divu(f.mul(of_planes, geo.planes), self.plane_blocks)
         end = f.divu(f.mul(f.add(of_planes, 1), geo.planes), self.plane_blocks)
-        return c0, f.min(f.sub(geo.in_channels, c0), self.depth), first, end
+        return c0, channels, first, end
+
+    def channels_of(self, block: V) -> tuple[V, V]:
+        """First channel of a block of channels, and how many it has."""
+        f = self.f
+        c0 = f.mul(block, self.depth)
+        return c0, f.min(f.sub(self.geo.in_channels, c0), self.depth)
 
     def map_inputs(self, g: Group) -> None:
         """The group's mapped inputs, row by row of tiles and vector by vector of channels."""
@@ -186,18 +192,25 @@ class WinogradKernel:
             image, z0 = f.divu(plane, geo.od), f.sub(f.mul(f.remu(plane, geo.od), geo.plane_stride), geo.front)
             y0 = f.sub(f.mul(line, b.down.step), geo.top)
             tile0 = f.mul(f.sub(row.iv, g.row0), g.across)
-            parts = f.ceildivu(g.across, b.strip_tiles)
-            with f.loop(0, parts) as part, f.loop(0, self.blocks) as block:
-                t0 = f.divu(f.mul(part.iv, g.across), parts)
-                tiles = f.sub(f.divu(f.mul(f.add(part.iv, 1), g.across), parts), t0)
-                x0 = f.sub(f.mul(f.add(g.first, t0), b.across.step), geo.left)
-                c0, channels, first, end = self.block(block.iv)
-                to = f.mul(f.mul(block.iv, b.points), g.input_stride)
-                to = f.add(to, f.mul(f.add(tile0, t0), b.depth))
-                with f.loop(first, end) as k:
-                    z = f.add(z0, f.mul(k.iv, geo.plane_dilation))
-                    inside = f.add(to, f.mul(f.sub(k.iv, first), channels))
-                    self.map_strip(g, image, z, (y0, x0), c0, channels, tiles, inside)
+            for t0, tiles, x0 in self.strips_of(g):
+                with f.loop(0, self.blocks) as block:
+                    c0, channels, first, end = self.block(block.iv)
+                    to = f.mul(f.mul(block.iv, b.points), g.input_stride)
+                    to = f.add(to, f.mul(f.add(tile0, t0), b.depth))
+                    with f.loop(first, end) as k:
+                        z = f.add(z0, f.mul(k.iv, geo.plane_dilation))
+                        inside = f.add(to, f.mul(f.sub(k.iv, first), channels))
+                        self.map_strip(g, image, z, (y0, x0), c0, channels, tiles, inside)
+
+    def strips_of(self, g: Group) -> Iterator[tuple[V, V, V]]:
+        """In a loop over the strips of a group's row of tiles: their first tiles, how many they have, and the first column of the
+        input that they read."""
+        f, geo, b = self.f, self.geo, self.b
+        parts = f.ceildivu(g.across, b.strip_tiles)
+        with f.loop(0, parts) as part:
+            t0 = f.divu(f.mul(part.iv, g.across), parts)
+            tiles = f.sub(f.divu(f.mul(f.add(part.iv, 1), g.across), parts), t0)
+            yield t0, tiles, f.sub(f.mul(f.add(g.first, t0), b.across.step), geo.left)
 
     def map_strip(self, g: Group, image: V, z: V, corner: tuple[V, V], c0: V, channels: V, tiles: V, to: V) -> None:
         """Maps `tiles` of a row of tiles in plane z of the input, from `corner` on, `channels` of them from c0 on, to the

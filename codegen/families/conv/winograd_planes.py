@@ -119,25 +119,16 @@ class _Kernel(WinogradKernel):
         f, geo, b = self.f, self.geo, self.b
         assert isinstance(g, _Run)
         image = f.divu(g.plane0, geo.od)
-        parts = f.ceildivu(g.across, b.strip_tiles)
         mapped = f.add(f.sub(g.plane1, g.plane0), f.sub(geo.planes, 1))
         with f.loop(0, mapped) as plane, f.loop(g.row0, g.row1) as row:
             z = f.sub(f.add(g.z0, plane.iv), geo.front)
             y0 = f.sub(f.mul(row.iv, b.down.step), geo.top)
             tile0 = f.add(f.mul(plane.iv, g.plane_tiles), f.mul(f.sub(row.iv, g.row0), g.across))
-            with f.loop(0, parts) as part, f.loop(0, self.channel_blocks) as block:
-                t0 = f.divu(f.mul(part.iv, g.across), parts)
-                tiles = f.sub(f.divu(f.mul(f.add(part.iv, 1), g.across), parts), t0)
-                x0 = f.sub(f.mul(f.add(g.first, t0), b.across.step), geo.left)
-                c0, channels = self.channels_of(block.iv)
-                to = f.add(f.mul(f.mul(block.iv, b.points), g.input_stride), f.mul(f.add(tile0, t0), b.depth))
-                self.map_strip(g, image, z, (y0, x0), c0, channels, tiles, to)
-
-    def channels_of(self, block: V) -> tuple[V, V]:
-        """First channel of a block of channels, and how many it has."""
-        f = self.f
-        c0 = f.mul(block, self.depth)
-        return c0, f.min(f.sub(self.geo.in_channels, c0), self.depth)
+            for t0, tiles, x0 in self.strips_of(g):
+                with f.loop(0, self.channel_blocks) as block:
+                    c0, channels = self.channels_of(block.iv)
+                    to = f.add(f.mul(f.mul(block.iv, b.points), g.input_stride), f.mul(f.add(tile0, t0), b.depth))
+                    self.map_strip(g, image, z, (y0, x0), c0, channels, tiles, to)
 
     def multiply(self, g: Group, panel: V) -> None:
         f, geo, b = self.f, self.geo, self.b

@@ -1,28 +1,30 @@
-"""Norms of channels take the sums of narrow convolutions as they are, not rounded to the type that these are in."""
+"""What follows a narrow convolution takes its sums as they are, not rounded to its type on the way."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dhlo.ir.dialect import attr, defining
+from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.function import bodies, walk
 from dhlo.ir.handles import Module, Value
 from dhlo.ir.ops.compute import Conv
 from dhlo.ir.ops.elementwise import Add, Convert, Mul
-from dhlo.ir.ops.movement import Broadcast
-from dhlo.ir.types import from_mlir
+from dhlo.ir.ops.movement import Broadcast, Full
+from dhlo.ir.types import DType, from_mlir
 from dhlo.passes.fold_weights import made_of_weights
 from dhlo.passes.simplify import is_rounded
 
 __all__ = ["keep_sums"]
 
 _CHANNELS = 1  # the dim of a result that norms have numbers for
+_MOST_STEPS = 8  # of an activation, one after another
 
 
 def keep_sums(module: Module) -> None:
-    """Lets a multiplication of each channel by a number of its own, a norm as inference knows it, read the sums of a convolution of
-    bf16 or f16 before they are rounded, where nothing else reads them: one rounding less, as compilers have it that fold norms into
-    weights. What a program converts by itself, of numbers that weren't narrow, stays rounded."""
+    """Lets norms of channels, as inference knows them, and activations read the sums of a convolution of bf16 or f16, and one
+    another's results, before they are rounded, where nothing else reads these: what is stored is rounded once, as compilers have it
+    that compute what follows a convolution on its sums. What a program converts by itself, of numbers that weren't narrow, stays
+    rounded."""
     for block in bodies(module):
         for op in list(walk(block)):
             if isinstance(op, Conv):
@@ -30,20 +32,41 @@ def keep_sums(module: Module) -> None:
 
 
 def _keep(conv: Any) -> None:
-    sums = conv.results[0]
-    biased = _only_reader(sums, Add)
-    if biased is not None and any(map(_of_channels, biased.operands)):
-        sums = biased.results[0]
-    narrow = _only_reader(sums, Convert)
-    wide = None if narrow is None else _only_reader(narrow.results[0], Convert)
-    if wide is None or from_mlir(wide.results[0]) != from_mlir(sums) or from_mlir(sums).dtype.name != "f32":
-        return
-    to = from_mlir(narrow.results[0]).dtype
-    norm = _only_reader(wide.results[0], Mul)
-    if to.is_float and all(is_rounded(x, to) for x in conv.operands) and norm is not None and any(map(_of_channels, norm.operands)):
-        wide.results[0].replace_all_uses_with(sums)
-        for op in (wide, narrow):
+    v = conv.results[0]
+    while (after := _only_reader(v)) is not None:
+        if isinstance(after, (Add, Mul)) and any(map(_of_channels, after.operands)):
+            v = after.results[0]
+            continue
+        wide = _only_reader(after.results[0]) if isinstance(after, Convert) else None
+        if not isinstance(wide, Convert) or from_mlir(wide.results[0]) != from_mlir(v) or from_mlir(v).dtype.name != "f32":
+            return
+        if not _is_narrow(conv, from_mlir(after.results[0]).dtype) or not _only_computes(wide.results[0]):
+            return
+        wide.results[0].replace_all_uses_with(v)
+        for op in (wide, after):
             op.operation.erase()
+
+
+def _is_narrow(conv: Any, to: DType) -> bool:
+    return to.is_float and all(is_rounded(x, to) for x in conv.operands)
+
+
+def _only_computes(v: Value) -> bool:
+    """Whether v is read by functions of it alone, or of it and of numbers that channels have."""
+    readers = [u.owner.operation.opview for u in v.uses]
+    return all(
+        getattr(op, "kind", None) is Kind.ELEMENTWISE and not isinstance(op, Convert) and _is_function(op.results[0], v)
+        for op in readers
+    )
+
+
+def _is_function(y: Value, x: Value, left: int = _MOST_STEPS) -> bool:
+    """Whether y is a function of the elements of x, and of constants."""
+    op = defining(y)
+    if y == x or isinstance(op, Full) or _of_channels(y):
+        return True
+    plain = left > 0 and getattr(op, "kind", None) is Kind.ELEMENTWISE and not isinstance(op, Convert)
+    return plain and all(_is_function(v, x, left - 1) for v in op.operands)
 
 
 def _of_channels(v: Value) -> bool:
@@ -52,8 +75,7 @@ def _of_channels(v: Value) -> bool:
     return isinstance(spread, Broadcast) and attr(spread, "dims") == [_CHANNELS] and made_of_weights(v)
 
 
-def _only_reader(v: Value, kind: type) -> Any:
-    """The op of that kind which alone reads v, once."""
+def _only_reader(v: Value) -> Any:
+    """The op which alone reads v, once."""
     uses = list(v.uses)
-    user = uses[0].owner.operation.opview if len(uses) == 1 else None
-    return user if isinstance(user, kind) else None
+    return uses[0].owner.operation.opview if len(uses) == 1 else None

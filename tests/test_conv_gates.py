@@ -64,21 +64,41 @@ def test_gates_at_all_sizes(channels: int, outs: int, dtype: torch.dtype) -> Non
         assert b == 0 or (got - want).abs().max() <= 5e-6 * want.abs().max()
 
 
-def test_infinite_and_missing_numbers_stay_in_their_image() -> None:
-    model = Excited(9, 4).eval()
-    ours = compiled(model, 9)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_infinite_and_missing_numbers_stay_in_their_image(dtype: torch.dtype) -> None:
+    model = Excited(9, 4).to(dtype).eval()
+    ours = compiled(model, 9, dtype)
     assert gated(ours)
-    x = torch.randn(4, 9, 13, 11)
+    x = torch.randn(4, 9, 13, 11, dtype=dtype)
     x[1, 3, 5, 5], x[2, 0, 0, 0] = float("nan"), float("inf")
     want, got = model(x), ours(x)
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
-    assert torch.allclose(got, want, rtol=1e-4, atol=1e-5, equal_nan=True)
+    near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 2**-7}
+    assert torch.allclose(got, want, **near, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("channels,outs", [(48, 20), (7, 3), (16, 16), (300, 33)])
+def test_narrow_gates_at_all_sizes(channels: int, outs: int, dtype: torch.dtype) -> None:
+    """Beside double precision of the same numbers: no further from it than eager is."""
+    torch.manual_seed(0)
+    model = Excited(channels, outs, residual=channels == outs).to(dtype).eval()
+    ours, wide = compiled(model, channels, dtype), copy.deepcopy(model).double()
+    assert gated(ours)
+    for b, h, w in SIZES:
+        x = torch.randn(b, channels, h, w, dtype=dtype)
+        want, got, eager = wide(x.double()), ours(x), model(x)
+        assert got.shape == want.shape and got.dtype == dtype
+        bound = torch.finfo(dtype).eps * want.abs().max() if b else 0
+        assert b == 0 or (got - want).abs().max() <= max((eager - want).abs().max(), bound)
 
 
 @pytest.mark.parametrize("form", [{"again": True}, {"kernel": 3}])
-def test_products_that_others_read_or_windows_share_stay_apart(form: dict[str, Any]) -> None:
-    model = Excited(12, 6, **form).eval()
-    ours = compiled(model, 12)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_that_others_read_or_windows_share_stay_apart(form: dict[str, Any], dtype: torch.dtype) -> None:
+    model = Excited(12, 6, **form).to(dtype).eval()
+    ours = compiled(model, 12, dtype)
     assert not gated(ours)
-    x = torch.randn(2, 12, 9, 10)
-    assert torch.allclose(ours(x), model(x), rtol=1e-4, atol=1e-5)
+    x = torch.randn(2, 12, 9, 10, dtype=dtype)
+    near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 2**-7}
+    assert torch.allclose(ours(x), model(x), **near)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot
 from dhlo.codegen.elementwise.index import Index
@@ -12,7 +13,7 @@ from dhlo.codegen.families.kernel import Checks, GroupKernel, finish, vectors
 from dhlo.codegen.families.lowering import GroupHost
 from dhlo.codegen.kernel_ir.builder import F32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
-from dhlo.ir.dialect import Op, attr, defining
+from dhlo.ir.dialect import Kind, Op, attr, defining
 from dhlo.ir.handles import Value
 from dhlo.ir.nans import has_plain_nans
 from dhlo.ir.ops.control import Group
@@ -84,12 +85,25 @@ def _emit(k: GroupKernel, anchor: Op, place: Callable[[Emitter, Index, Index, In
 def repeated_buffers(k: GroupKernel, acc: Value) -> list[Broadcast]:
     """The group's broadcasts of buffers to the shape of the anchor's result. Where the target rounds to bf16 by integers, NaNs of
     these buffers become plain ones as they are loaded, for many sums at once."""
-    members = k.em.members
-    found = [op for op in k.ops if isinstance(op, Broadcast) and from_mlir(op.results[0]).shape == from_mlir(acc).shape]
-    found = [op for op in found if (source := defining(op.operands[0])) is None or source.operation not in members]
-    if has_plain_nans(acc) and rounds_by_integers(k.fn.target):
+    found = _repeated(k.ops, acc)
+    if _has_plain_sums(acc) and rounds_by_integers(k.fn.target):
         k.em.made_plain |= {op.operands[0] for op in found if from_mlir(op.operands[0]).dtype.name == F32}
     return found
+
+
+def _repeated(ops: Sequence[Any], acc: Value) -> list[Broadcast]:
+    made = [r for op in ops for r in op.results]
+    spread = [op for op in ops if isinstance(op, Broadcast) and from_mlir(op.results[0]).shape == from_mlir(acc).shape]
+    return [op for op in spread if op.operands[0] not in made]
+
+
+def _has_plain_sums(acc: Value) -> bool:
+    """Whether the sums of an anchor have no NaNs but plain ones: those of a chain's second convolution by what is done to the first
+    one's, as `repeated_buffers` are made so."""
+    ops = list(acc.owner.operation.block.operations)
+    first = next((op.results[0] for op in ops if getattr(op, "kind", None) is Kind.CONVOLUTION), acc)
+    known = _repeated(ops, first) if first != acc and has_plain_nans(first) else []
+    return has_plain_nans(acc, [op.results[0] for op in known])
 
 
 def _load_of_row(k: GroupKernel, acc: Value, idx: Sequence[Index]) -> None:
@@ -105,7 +119,7 @@ def _load_of_row(k: GroupKernel, acc: Value, idx: Sequence[Index]) -> None:
 
 def set_sums(em: Emitter, acc: Value, x: V) -> None:
     """Makes `x` the anchor's result in what is computed next."""
-    if x.elem == F32 and has_plain_nans(acc):
+    if x.elem == F32 and _has_plain_sums(acc):
         em.fn.plain.add(x.name)
     em.leaves[acc] = lambda _em, _idx: x
 

@@ -72,6 +72,7 @@ CONVS = [
     conv(16, 33, (4, 1, 3), stride=(3, 1, 1), padding=((2, 1), (0, 0), (1, 1)), dilation=(1, 1, 1)),
     conv(3, 40, (3, 7, 7), stride=(1, 2, 2), padding=(1, 3, 3), dilation=(1, 1, 1)),
 ]
+GATED = [replace(conv(*channels, 1), gated=True) for channels in ((64, 96), (80, 72), (37, 33), (17, 5), (12, 40), (300, 20))]
 SIZES = [(1, 14, 13, 9), (2, 1, 1, 7), (3, 7, 7, 7), (1, 2, 70, 3), (1, 33, 5, 8), (0, 9, 9, 9), (2, 40, 17, 4), (1, 3, 300, 6)]
 every = pytest.mark.parametrize("c", CONVS, ids=lambda c: c.name)
 
@@ -100,7 +101,10 @@ def build(c: Conv | ConvTranspose, choose: bool = False, strided: bool = False) 
             host.size(fact)
         symbol = host.fn.address_of(epilogue)
         args: dict[str, Any] = {"sizes": sizes, "epilogue": symbol, "epilogue_args": eargs, "x_strides": strides}
-        c.emit_launch(host, x=x, w=w, **args, **({"workspace": x} if isinstance(c, ConvTranspose) else {}))
+        own: dict[str, Any] = {"workspace": x} if isinstance(c, ConvTranspose) else {}
+        if isinstance(c, Conv) and c.gated:
+            own["gates"] = [host.pointer("gates")]
+        c.emit_launch(host, x=x, w=w, **args, **own)
         return host.build()
 
 
@@ -192,6 +196,26 @@ def test_infinite_weights_stay_in_their_channel(c: Conv) -> None:
     out = run(c, x, weight)
     assert np.isnan(out[:, 2]).any() and np.isfinite(out[:, [1, *range(3, c.out_channels)]]).all()
     assert not np.isfinite(out[:, 0]).all()
+
+
+@pytest.mark.parametrize("c", GATED, ids=lambda c: c.name)
+@pytest.mark.parametrize("in_tiles", [True, False])
+def test_gates_multiply_channels(c: Conv, in_tiles: bool) -> None:
+    """What each product with a gate is rounded to is multiplied; neither gates nor image are read beyond their ends. A gate that
+    isn't finite stays in its image."""
+    percent = TILES_PAY if in_tiles else 0
+    for number, sizes in enumerate(SIZES):
+        x, weight = operands(c, sizes, number)
+        gates = torch.rand(sizes[0], c.in_channels).bfloat16()
+        if sizes[0] > 2:
+            gates[1, c.in_channels - 1] = float("inf")
+        params, out = parameters(c, x, weight, {"tiles_percent": percent})
+        params["gates"] = gates.view(torch.int16).numpy()
+        build(c, choose=not in_tiles)(num_threads=2, seed=number, **params)
+        product = x * gates[:, :, None, None]
+        with np.errstate(invalid="ignore"):
+            want = reference(c, product.float().numpy(), weight.float().numpy())
+        np.testing.assert_allclose(out, want, rtol=1e-4, atol=5e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("c", [CONVS[i] for i in (0, 4, 10, 15, 17)], ids=lambda c: c.name)

@@ -329,7 +329,7 @@ class Conv:
             some = self._launch_winograd(host, variants, shared, batch, out, best, some, more[: p.bounded])
         if tiles is not None:
             with f.when(f.and_(in_tiles, some)):
-                tiles.launch(host, blocks, shared, batch, image_end)
+                tiles.launch(host, blocks, shared, batch, image_end, more[p.bounded : p.bounded + p.gated])
             some = f.and_(some, f.not_(in_tiles))
         for is_swapped, cond in ((True, choice), (False, f.not_(choice))):
             with f.when(f.and_(cond, some)):

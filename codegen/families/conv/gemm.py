@@ -63,7 +63,7 @@ class ConvKernel:
         self.f: Fn = kernel_fn(p.module, self.name)
         self.args, self.begin, self.end, _, self.scratch = self.f.args
         self.geo: Geometry = load_geometry(self.f, self.args)
-        self.gates = load_gates(self.f, self.args) if p.gated else None
+        self.gates = load_gates(p, self.f, self.args) if p.gated else None
         self.bounds = load_bounds(p, self.f, self.args)
         self.touch = load_touch(p, self.f, self.args)
         self.touches = self.f.cmp("ne", self.f.ptr_to_int(self.touch), 0)
@@ -133,7 +133,7 @@ class ConvKernel:
             gates: list[V] = []
             if self.gates is not None:
                 first = f.add(f.mul(f.add(f.mul(image, p.groups), group), p.group_in), c0)
-                gates = [f.gep(self.gates, first, p.elem)]
+                gates = [f.gep(self.gates, first, p.stored)]
             self.pack_block(xc, channels, panel0, count, gates)
             with f.loop(lo, hi) as panel:
                 index = f.add(f.mul(group, p.channel_panels), panel.iv)

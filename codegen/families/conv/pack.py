@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dhlo.codegen.families.conv.gates import StepGates, gated, load_step_gates
 from dhlo.codegen.families.conv.image import Bounds, load_column_pairs, load_elements, load_pairs
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.kernel_ir.builder import I32, I64, PTR, Fn, V, vec
@@ -92,9 +93,9 @@ def load_geometry(f: Fn, args: V) -> Geometry:
     return Geometry(*values)
 
 
-def load_gates(f: Fn, args: V) -> V:
-    """Address of the gates [image][channel] of a launch that has them: its last argument, and the image isn't `bounded` then."""
-    return f.int_to_ptr(f.load(f.gep(args, len(KERNEL_TYPES), I64), I64))
+def load_gates(p: ConvParams, f: Fn, args: V) -> V:
+    """Address of the gates [image][channel] of a launch that has them, of the image's type in memory."""
+    return f.int_to_ptr(f.load(f.gep(args, len(KERNEL_TYPES) + p.bounded, I64), I64))
 
 
 def load_bounds(p: ConvParams, f: Fn, args: V) -> Bounds:
@@ -189,14 +190,14 @@ def emit_pack_pointwise(p: ConvParams, width: int) -> str:
     with f.loop(0, p.steps(f, channels)) as channel:
         row = f.gep(x, f.mul(f.mul(channel.iv, p.step), channel_stride), p.stored)
         out = f.gep(panels, f.mul(channel.iv, width), p.elem)
-        gate = _gate(p, f, channel.iv)
         both = _both(p, f, channel.iv, channels)
+        gates = load_step_gates(p, f, f.args[-1], channel.iv, both) if p.gated else ()
 
-        def load(at: V, mask: V | None = None, both: V | None = both, gate: V | None = gate) -> V:
+        def load(at: V, mask: V | None = None, both: V | None = both, gates: StepGates = gates) -> V:
             if p.pairs:
                 other = _other(p, f, at, channel_stride, both)
-                return load_pairs(f, at, other, p.lanes, mask=mask, both=both, bounds=limits)
-            return _gated(f, load_elements(f, p, at, p.lanes, mask=mask, bounds=limits), gate)
+                return gated(f, p, load_pairs(f, at, other, p.lanes, mask=mask, both=both, bounds=limits), gates)
+            return gated(f, p, load_elements(f, p, at, p.lanes, mask=mask, bounds=limits), gates)
 
         with f.loop(0, full) as lp:
             src, dst = f.gep(row, f.mul(lp.iv, width), p.stored), f.gep(out, f.mul(lp.iv, panel_stride), p.elem)
@@ -238,15 +239,6 @@ def _gate_args(p: ConvParams) -> list[tuple[str, str]]:
     return [("gates", PTR)] if p.gated else []
 
 
-def _gate(p: ConvParams, f: Fn, channel: V | int) -> V | None:
-    """The gate of a channel in all lanes; None where there is none. Gates are a function's last argument."""
-    return f.splat(f.load(f.gep(f.args[-1], channel, p.elem), p.elem), p.lanes) if p.gated else None
-
-
-def _gated(f: Fn, x: V, gate: V | None) -> V:
-    return x if gate is None else f.mul(x, gate)
-
-
 def _unrolls(p: ConvParams) -> bool:
     """Few channels, always all of them: copied without a loop."""
     return p.group_in <= _FEW_CHANNELS and p.depth_blocks == 1
@@ -271,7 +263,8 @@ def _copy_channels(
     step = p.stride[2] if strided else 1
 
     def move(s: V, d: V, channel: V | int) -> None:
-        gate, both = _gate(p, f, channel), _both(p, f, channel, channels)
+        both = _both(p, f, channel, channels)
+        gates = load_step_gates(p, f, f.args[-1], channel, both) if p.gated else ()
         for at, mask, store_mask in moves:
             source = f.gep(s, at, p.stored)
             if beside is not None and mask is not None:
@@ -279,9 +272,9 @@ def _copy_channels(
                 value = load_column_pairs(f, source, lanes, step=step, mask=mask, other_mask=other_mask, both=has, bounds=bounds)
             elif p.pairs:
                 other = _other(p, f, source, geo.sxc, both)
-                value = load_pairs(f, source, other, lanes, step=step, mask=mask, both=both, bounds=bounds)
+                value = gated(f, p, load_pairs(f, source, other, lanes, step=step, mask=mask, both=both, bounds=bounds), gates)
             else:
-                value = _gated(f, load_elements(f, p, source, lanes, step=step, mask=mask, fill=p.fill, bounds=bounds), gate)
+                value = gated(f, p, load_elements(f, p, source, lanes, step=step, mask=mask, fill=p.fill, bounds=bounds), gates)
             if store_mask is None:
                 f.store(value, f.gep(d, at, p.elem))
             else:

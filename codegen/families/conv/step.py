@@ -23,11 +23,10 @@ from dhlo.codegen.kernel_ir.builder import V
 from dhlo.errors import CompileError
 from dhlo.ir.coded import stored_image, takes_narrow
 from dhlo.ir.dialect import Kind, attr, defining
-from dhlo.ir.gates import gate_of
+from dhlo.ir.gates import gate_of, product_of
 from dhlo.ir.handles import Value
 from dhlo.ir.nans import with_plain_nans
 from dhlo.ir.ops.control import Group
-from dhlo.ir.ops.elementwise import Mul
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
@@ -46,7 +45,7 @@ class ConvFamily(ChoiceFamily):
         self.op = op = anchor_of(group, Kind.CONVOLUTION)
         self.x, w = (from_mlir(v) for v in op.operands)
         image, stored = image_of(group, op)
-        found = gate_of(op) if self._makes(op.operands[0]) else None
+        found = gate_of(op) if self._makes(product_of(op)) else None
         self.gates = None if found is None else low.view(group, found[1])
         self.out = from_mlir(op.results[0])
         if self.x.dtype.name not in ("f32", "f64") or not w.is_static or not is_static(self.x.shape[1]):
@@ -116,10 +115,9 @@ class ConvFamily(ChoiceFamily):
                 touch=touch_of(host, self.epilogue),
             )
 
-    def _makes(self, v: Value) -> bool:
-        """Whether the group computes a value, other than by looking at others."""
-        op = defining(v)
-        return isinstance(op, Mul) and op.operation.block == self.group.operation.regions[0].blocks[0]
+    def _makes(self, op: Any) -> bool:
+        """Whether an op is one of the group's."""
+        return op is not None and op.operation.block == self.group.operation.regions[0].blocks[0]
 
     def _weights(self, host: GroupHost) -> V:
         """Address of the packed weights."""

@@ -99,15 +99,16 @@ class ConvTiles:
         fast = f.cmp("ge", host.machine("tiles_percent"), TILES_PAY)
         return f.select(fast, f.divu(all_of, host.num_threads), (1 << 63) - 1)
 
-    def launch(self, host: HostContext, blocks: TileBlocks, shared: Sequence[V], batch: V, end: V) -> None:
-        """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them; `end`: where the image ends."""
+    def launch(self, host: HostContext, blocks: TileBlocks, shared: Sequence[V], batch: V, end: V, gates: Sequence[V] = ()) -> None:
+        """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them, and `gates`; `end`: where the image ends."""
         f, p = host.fn, self.form.p
         count = f.mul(self._cells(host, blocks), p.channel_panels)
         grain = f.add(f.divu(product_wake_cycles(host), f.max(blocks.panel, 1)), 1)
         scratch = scratch_bytes(self.form, f, blocks.images, blocks.planes, blocks.rows, blocks.columns)
+        first = (blocks.row_blocks, blocks.column_blocks)
         host.launch(
             tiles_kernel_name(p),
-            [*shared, blocks.row_blocks, blocks.column_blocks, blocks.image_blocks, shared[0], end, batch, blocks.plane_blocks],
+            [*shared, *first, blocks.image_blocks, shared[0], end, batch, blocks.plane_blocks, *gates],
             count,
             grain,
             scratch,

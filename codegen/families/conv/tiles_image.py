@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 
+from dhlo.codegen.families.conv.gates import gated, load_gate
 from dhlo.codegen.families.conv.image import Bounds, load_elements, load_pairs
 from dhlo.codegen.families.conv.tiles_form import TileForm
 from dhlo.codegen.families.gemm.tiles_microkernel import ROW_BYTES, STEP_UNITS
@@ -25,7 +26,8 @@ def emit_lay_row(form: TileForm) -> str:
 
     Writes `count` positions of 64 bytes at `to`, and up to a vector's lanes more that are undefined, from the row at `x` of as many
     channels as a step has or fewer, `plane` elements apart, every stride-th from `column` on; what fills up where that is not in
-    [0, limit). The image's memory is from `begin` to `end`.
+    [0, limit). The image's memory is from `begin` to `end`. If the convolution is gated, another argument has the gates of these
+    channels.
     """
     p = form.p
     step, lanes = p.stride[2], p.spec.lanes(I32)
@@ -35,15 +37,16 @@ def emit_lay_row(form: TileForm) -> str:
         form.step_groups == 1,
         form.layout.group_in if form.step_groups == 1 else form.layout.group_in % form.step_channels,
     )
-    key = repr((step, p.spec, p.fill, *channels_of, *few))
+    key = repr((step, p.spec, p.fill, *channels_of, *few, *(["gated"] if p.gated else [])))
     name = f"conv_lay_row_{p.stored}_{step}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     if name in p.module.functions:
         return name
     numbers = [(n, I64) for n in ("plane", "column", "count", "limit")]
     args = [("x", PTR), ("channels", I64), *numbers, ("to", PTR), ("begin", PTR), ("end", PTR)]
+    args += [("gates", PTR)] if p.gated else []
     f = Fn(p.module, name, args, noinline=True)
-    x, channels, plane, column, count, limit, to, *ends = f.args
-    row = _Row(f, form, x, plane, limit, (ends[0], ends[1]) if p.bounded else None)
+    x, channels, plane, column, count, limit, to, begin, end, *gates = f.args
+    row = _Row(f, form, x, plane, limit, (begin, end) if p.bounded else None, gates)
 
     def positions(channels: V | None) -> list[V]:
         with f.loop(0, count, lanes) as at:
@@ -75,8 +78,9 @@ def emit_lay_row(form: TileForm) -> str:
 class _Row:
     """A row of an image, and which of its columns there are."""
 
-    def __init__(self, f: Fn, form: TileForm, x: V, plane: V, limit: V, bounds: Bounds) -> None:
+    def __init__(self, f: Fn, form: TileForm, x: V, plane: V, limit: V, bounds: Bounds, gates: list[V]) -> None:
         self.f, self.p, self.form, self.x, self.plane, self.limit, self.bounds = f, form.p, form, x, plane, limit, bounds
+        self.gates = gates
         self.lanes, self.step = form.p.spec.lanes(I32), form.p.stride[2]
         span = 2 * self.lanes if self.step == 2 else self.lanes
         self.distances = [i * (1 if self.step == 2 else self.step) for i in range(span)]
@@ -89,7 +93,13 @@ class _Row:
         if not others:
             return load_elements(f, p, at, self.lanes, step=self.step, mask=mask, fill=p.fill)
         ((other, other_mask),) = others
-        return load_pairs(f, at, other, self.lanes, step=self.step, mask=mask, other_mask=other_mask, bounds=self.bounds)
+        pairs = load_pairs(f, at, other, self.lanes, step=self.step, mask=mask, other_mask=other_mask, bounds=self.bounds)
+        return gated(f, p, pairs, [self._gate(gates, step * unit + i, channels) for gates in self.gates for i in range(step)])
+
+    def _gate(self, gates: V, channel: int, channels: V | None) -> V:
+        """The gate of a channel, of images of 1 x 1 windows."""
+        f = self.f
+        return load_gate(f, self.p, gates, channel, None if channels is None else f.cmp("lt", f.i64(channel), channels))
 
     def _channel(self, first: V, channel: int, channels: V | None) -> tuple[V, V]:
         """Where a channel's columns lie, and which there are."""

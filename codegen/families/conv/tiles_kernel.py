@@ -107,7 +107,8 @@ class TilesKernel:
         _, self.begin, self.end, _, self.scratch = f.args
         self.geo = load_geometry(f, f.args[0])
         self.image_blocks, self.row_blocks, self.column_blocks = self.geo.flat, self.geo.panels, self.geo.blocks
-        begin, end, self.batch, self.plane_blocks = load_args(f, [*KERNEL_TYPES, PTR, PTR, I64, I64])[len(KERNEL_TYPES) :]
+        types = [*KERNEL_TYPES, PTR, PTR, I64, I64, *([PTR] if p.gated else [])]
+        begin, end, self.batch, self.plane_blocks, *self.gates = load_args(f, types)[len(KERNEL_TYPES) :]
         self.bounds = (begin, end)
         rows, columns = f.ceildivu(self.geo.oh, self.row_blocks), f.ceildivu(self.geo.ow, self.column_blocks)
         self.planes = f.add(f.ceildivu(self.geo.od, self.plane_blocks), form.deep.reach)
@@ -192,17 +193,20 @@ class TilesKernel:
             before = f.mul(c.iv, form.step_channels)
             channels = f.min(f.sub(form.layout.group_in, before), form.step_channels)
             first = f.add(f.mul(b.group, p.group_in), before)
-            x = f.gep(geo.x, f.add(f.mul(f.add(b.image, image), geo.sxb), f.mul(first, geo.sxc)), p.stored)
-            for number, deep in enumerate(form.deep.all):
+            number = f.add(b.image, image)
+            x = f.gep(geo.x, f.add(f.mul(number, geo.sxb), f.mul(first, geo.sxc)), p.stored)
+            gates = [f.gep(all_of, f.add(f.mul(number, p.in_channels), first), p.stored) for all_of in self.gates]
+            for phase, deep in enumerate(form.deep.all):
                 with f.loop(0, f.add(b.planes, form.deep.reach)) as k:
                     z = form.deep.first(f, deep, f.add(b.plane, k.iv))
                     inside = f.and_(f.cmp("ge", z, 0), f.cmp("lt", z, geo.id))
-                    to = f.mul(self._plane(c.iv, number, k.iv, 0), f.mul(self.plane, ROW_BYTES))
+                    to = f.mul(self._plane(c.iv, phase, k.iv, 0), f.mul(self.plane, ROW_BYTES))
                     start = f.gep(self._laid(image, f.i64(0)), to, I8)
-                    self._lay_plane(b, f.gep(x, f.mul(z, geo.sxd), p.stored), channels, inside, start)
+                    self._lay_plane(b, f.gep(x, f.mul(z, geo.sxd), p.stored), channels, gates, inside, start)
 
-    def _lay_plane(self, b: _Block, x: V, channels: V, inside: V, to: V) -> None:
-        """The block's part of a plane of some channels, if the image has it, of all phases of rows and columns."""
+    def _lay_plane(self, b: _Block, x: V, channels: V, gates: list[V], inside: V, to: V) -> None:
+        """The block's part of a plane of some channels, if the image has it, of all phases of rows and columns. `gates`: where
+        theirs are, if there are such."""
         f, p, geo, form = self.f, self.p, self.geo, self.form
         count = f.add(b.columns, form.across.reach)
         for number, (down, across) in enumerate(product(form.down.all, form.across.all)):
@@ -213,7 +217,7 @@ class TilesKernel:
                 has = f.and_(inside, f.and_(f.cmp("ge", y, 0), f.cmp("lt", y, geo.ih)))
                 row, at = f.gep(x, f.mul(y, geo.sxh), p.stored), f.gep(start, f.mul(f.mul(j.iv, self.width), ROW_BYTES), I8)
                 limit = f.select(has, geo.iw, 0)
-                f.call(self.lay, [row, channels, geo.sxc, column, count, limit, at, *self.bounds])
+                f.call(self.lay, [row, channels, geo.sxc, column, count, limit, at, *self.bounds, *gates])
 
     def _list_outputs(self, rows: V, columns: V) -> None:
         """Where sums of each output lie among those of positions, in bytes."""

@@ -61,12 +61,17 @@ def _join_expansion(g: Graph, unit: Unit, op: Any) -> None:
 
 def _join_gate(g: Graph, unit: Unit, op: Any) -> None:
     """A convolution multiplies the channels of its image by their gates as it packs them, where nothing else reads the product."""
-    n, found = g.producer(op.operands[0]), gate_of(op)
-    if n is None or n in g.unit or found is None or len(g.users(op.operands[0])) > 1:
+    found = gate_of(op)
+    if found is None:
+        return
+    image = op.operands[0]
+    read = [image] if (stored := stored_image(op)) is None else [stored, image]  # the product, and what widens it
+    made = [g.producer(v) for v in read]
+    if any(n is None or n in g.unit for n in made) or any(len(g.users(v)) > 1 for v in read):
         return
     units = [None if (p := g.producer(v)) is None else g.unit.get(p) for v in found]
     if all(u is not None and v in u.outputs for u, v in zip(units, found, strict=True)):  # they lie in memory, and densely
-        unit.ops = [n, *unit.ops]
+        unit.ops = [*(n for n in made if n is not None), *unit.ops]
 
 
 def _expands(op: Any) -> bool:

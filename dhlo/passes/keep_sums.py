@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.ir.dialect import Kind, attr, defining
+from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.function import bodies, walk
 from dhlo.ir.handles import Module, Value
+from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Conv
-from dhlo.ir.ops.elementwise import Add, Convert, Mul
+from dhlo.ir.ops.elementwise import Add, Convert, Maximum, Minimum, Mul, Sigmoid, Sub, Tanh
 from dhlo.ir.ops.movement import Broadcast, Full
 from dhlo.ir.types import DType, from_mlir
 from dhlo.passes.fold_weights import made_of_weights
@@ -18,12 +19,13 @@ __all__ = ["keep_sums"]
 
 _CHANNELS = 1  # the dim of a result that norms have numbers for
 _MOST_STEPS = 8  # of an activation, one after another
+_NARROW = (Add, Sub, Mul, Maximum, Minimum, Sigmoid, Tanh)  # as a program has them on numbers of bf16 or f16: residuals, bounds
 
 
 def keep_sums(module: Module) -> None:
-    """Lets norms of channels, as inference knows them, and activations read the sums of a convolution of bf16 or f16, and one
-    another's results, before they are rounded, where nothing else reads these: what is stored is rounded once, as compilers have it
-    that compute what follows a convolution on its sums. What a program converts by itself, of numbers that weren't narrow, stays
+    """Lets norms of channels, as inference knows them, residuals and activations read the sums of a convolution of bf16 or f16, and
+    one another's results, before they are rounded, where nothing else reads these: what is stored is rounded once, as compilers have
+    it that compute what follows a convolution on its sums. What a program converts by itself, of numbers that weren't narrow, stays
     rounded."""
     for block in bodies(module):
         for op in list(walk(block)):
@@ -37,14 +39,28 @@ def _keep(conv: Any) -> None:
         if isinstance(after, (Add, Mul)) and any(map(_of_channels, after.operands)):
             v = after.results[0]
             continue
-        wide = _only_reader(after.results[0]) if isinstance(after, Convert) else None
-        if not isinstance(wide, Convert) or from_mlir(wide.results[0]) != from_mlir(v) or from_mlir(v).dtype.name != "f32":
+        reader = _only_reader(after.results[0]) if isinstance(after, Convert) else None
+        if reader is None or from_mlir(v).dtype.name != "f32" or not _is_narrow(conv, from_mlir(after.results[0]).dtype):
             return
-        if not _is_narrow(conv, from_mlir(after.results[0]).dtype) or not _only_computes(wide.results[0]):
+        if isinstance(reader, _NARROW) and all(
+            from_mlir(x) == from_mlir(after.results[0]) for x in (*reader.operands, *reader.results)
+        ):
+            v = _compute_wide(reader, after, v)
+        elif isinstance(reader, Convert) and from_mlir(reader.results[0]) == from_mlir(v) and _only_computes(reader.results[0]):
+            reader.results[0].replace_all_uses_with(v)
+        else:
             return
-        wide.results[0].replace_all_uses_with(v)
-        for op in (wide, after):
+        for op in (reader, after):
             op.operation.erase()
+
+
+def _compute_wide(op: Any, rounding: Any, v: Value) -> Value:
+    """The f32 result of a narrow op on a value before that is rounded, and the rounding in place of the op's result."""
+    with ir.InsertionPoint(op.operation), op.location:
+        read = [v if x == rounding.results[0] else build(Convert, [x], results=[from_mlir(v)]).results[0] for x in op.operands]
+        y: Value = build(type(op), read).results[0]
+        op.results[0].replace_all_uses_with(build(Convert, [y], results=[from_mlir(op.results[0])]).results[0])
+    return y
 
 
 def _is_narrow(conv: Any, to: DType) -> bool:

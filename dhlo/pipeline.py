@@ -9,7 +9,8 @@
     add-adapters      products with constants add what an argument says of a token's adapter: adapt
     separate-state    weight -> state, for what the program changes
     cse .. cse-again  rewrites that hold for all sizes; among them expand-adapters: adapt -> low_rank, and what adds it; and
-                      keep-sums: norms of channels take the sums of narrow convolutions before they are rounded
+                      narrow-functions: sigmoids whose products are rounded to bf16 or f16 -> sigmoid_short, and
+                      keep-sums: what follows narrow convolutions takes their sums before they are rounded
     multiply-bytes    products of activations that the program quantises, with quantised weights: matmul -> rounded_matmul of bytes
     keep-codes        bytes that are dequantised stay bytes where they are pooled, or quantised in the same way again
     update-parts, quantise-caches        what is written in place; caches of attention in fewer bits
@@ -81,6 +82,7 @@ from dhlo.passes.keep_codes import keep_codes
 from dhlo.passes.keep_sums import keep_sums
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.multiply_bytes import multiply_bytes
+from dhlo.passes.narrow_functions import narrow_functions
 from dhlo.passes.narrow_images import narrow_images
 from dhlo.passes.narrow_products import narrow_products
 from dhlo.passes.own_results import own_results
@@ -179,6 +181,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("find-attention", plain(find_attention)),
     Pass("find-dequantize", find_dequantize),
     Pass("quantise-weights", quantise_weights),
+    Pass("narrow-functions", plain(narrow_functions)),
     Pass("keep-sums", plain(keep_sums)),
     Pass("fold-weights", fold_weights),
     Pass("attention-heads", plain(attention_heads)),

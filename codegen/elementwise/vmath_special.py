@@ -491,6 +491,11 @@ def _sigmoid64(f: Fn, x: V) -> V:
     return f.div(f.select(negative, e, f.const(1.0, x.type)), f.add(e, 1.0))
 
 
+@register("sigmoid_short", F64)
+def _sigmoid_short64(f: Fn, x: V) -> V:
+    return call(f, "sigmoid", x)
+
+
 def _libm(symbol: str, arity: int) -> Callable[..., V]:
     def emit(f: Fn, *args: V) -> V:
         f.module.declare(symbol, [F64] * arity, F64)

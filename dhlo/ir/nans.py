@@ -18,7 +18,7 @@ from dhlo.ir.types import from_mlir
 
 __all__ = ["ACTIVATIONS", "KEEPS_PLAIN", "has_plain_nans", "is_number", "with_plain_nans"]
 
-ACTIVATIONS = (ew.Sigmoid, ew.Tanh, ew.Erf, ew.NormalCdf)
+ACTIVATIONS = (ew.Sigmoid, ew.SigmoidShort, ew.Tanh, ew.Erf, ew.NormalCdf)
 KEEPS_PLAIN = (ew.Add, ew.Sub, ew.Mul, ew.Div, ew.Maximum, ew.Minimum, ew.Neg, ew.Abs, ew.Select, ew.Sqrt, *ACTIVATIONS)
 """Elementwise ops whose results have plain NaNs where their float operands have: those that processors pass on or make."""
 _KEEPS = (*KEEPS_PLAIN, Conv, Matmul, Broadcast, Reshape, Slice, Transpose)

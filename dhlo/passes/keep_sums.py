@@ -9,7 +9,7 @@ from dhlo.ir.function import bodies, walk
 from dhlo.ir.handles import Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Conv
-from dhlo.ir.ops.elementwise import Add, Convert, Maximum, Minimum, Mul, Sigmoid, Sub, Tanh
+from dhlo.ir.ops.elementwise import Add, Convert, Maximum, Minimum, Mul, SigmoidShort, Sub, Tanh
 from dhlo.ir.ops.movement import Broadcast, Full
 from dhlo.ir.types import DType, from_mlir
 from dhlo.passes.fold_weights import made_of_weights
@@ -19,14 +19,22 @@ __all__ = ["keep_sums"]
 
 _CHANNELS = 1  # the dim of a result that norms have numbers for
 _MOST_STEPS = 8  # of an activation, one after another
-_NARROW = (Add, Sub, Mul, Maximum, Minimum, Sigmoid, Tanh)  # as a program has them on numbers of bf16 or f16: residuals, bounds
+_NARROW = (
+    Add,
+    Sub,
+    Mul,
+    Maximum,
+    Minimum,
+    SigmoidShort,
+    Tanh,
+)  # as a program has them on numbers of bf16 or f16: residuals, bounds
 
 
 def keep_sums(module: Module) -> None:
     """Lets norms of channels, as inference knows them, residuals and activations read the sums of a convolution of bf16 or f16, and
-    one another's results, before they are rounded, where nothing else reads these: what is stored is rounded once, as compilers have
-    it that compute what follows a convolution on its sums. What a program converts by itself, of numbers that weren't narrow, stays
-    rounded."""
+    one another's results, before they are rounded, where nothing else reads these: what is stored is rounded once, as where
+    compilers compute what follows a convolution on its sums. What a program converts by itself, of numbers that weren't narrow,
+    stays rounded."""
     for block in bodies(module):
         for op in list(walk(block)):
             if isinstance(op, Conv):

@@ -129,6 +129,15 @@ def test_unary_error_is_within_the_bound(vector_jit: llvm.Jit, name: str) -> Non
     assert d[k] <= vmath.ULP[name], f"{name}({x[k]!r}): {d[k]:.3f} ULP"
 
 
+def test_short_sigmoid() -> None:
+    x = np.concatenate([np.random.default_rng(0).uniform(-87, 40, 200_000), [0.0, np.inf, -np.inf, np.nan, -200.0]]).astype(np.float32)
+    got, want = run(build(["sigmoid_short"], F32, LANES), "sigmoid_short", x), reference("sigmoid")(x.astype(np.float64))
+    near = np.abs(x) < 10
+    np.testing.assert_allclose(got[near], want[near], rtol=5e-6)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=2.0**-126)
+    assert got[-5] == 0.5
+
+
 def test_exp_below_zero() -> None:
     some = -np.random.default_rng(0).uniform(0, 120, 200_000)
     x = np.concatenate([some, -np.logspace(-45, 3, 2000), [-np.inf, 0.0, -0.0, np.nan]]).astype(np.float32)
@@ -251,7 +260,7 @@ OWN_F64 = ("exp", "exp_below", "log", "rsqrt", "sigmoid")  # not libm's, nor mad
 
 @pytest.mark.skipif(not CAN_TELL, reason="needs the status register of x86")
 @pytest.mark.parametrize(
-    "name, elem", [*((n, F32) for n in (*UNARY, "exp_below", "normal_cdf")), *((n, F64) for n in OWN_F64)], ids=str
+    "name, elem", [*((n, F32) for n in (*UNARY, "exp_below", "normal_cdf", "sigmoid_short")), *((n, F64) for n in OWN_F64)], ids=str
 )
 def test_subnormals_arise_only_as_results(name: str, elem: str) -> None:
     """CPUs take a hundred cycles for an operation that reads or makes one."""

@@ -95,7 +95,7 @@ def inputs(types: list[TensorType], n: int) -> list[torch.Tensor]:
     """Arguments for sizes that differ from symbol to symbol."""
     env = {s: n + k for k, s in enumerate(sorted({s for t in types for e in t.shape for s in symbols_of(e)}))}
     shapes = [[evaluate(e, env) for e in t.shape] for t in types]
-    return [torch.rand(s) if t.dtype.is_float else torch.ones(s).to(t.dtype.torch) for s, t in zip(shapes, types, strict=True)]
+    return [(torch.rand(s) if t.dtype.is_float else torch.ones(s)).to(t.dtype.torch) for s, t in zip(shapes, types, strict=True)]
 
 
 T, U = '!t = tensor<?xf32, #dhlo.shape<["n"]>>', '!u = tensor<?xf64, #dhlo.shape<["n"]>>'

@@ -11,23 +11,17 @@ from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Conv
 from dhlo.ir.ops.elementwise import Add, Convert, Maximum, Minimum, Mul, SigmoidShort, Sub, Tanh
 from dhlo.ir.ops.movement import Broadcast, Full
-from dhlo.ir.types import DType, from_mlir
+from dhlo.ir.types import DType, TensorType, from_mlir
 from dhlo.passes.fold_weights import made_of_weights
 from dhlo.passes.simplify import is_rounded
 
 __all__ = ["keep_sums"]
 
 _CHANNELS = 1  # the dim of a result that norms have numbers for
+_BOUNDS = (Maximum, Minimum)
 _MOST_STEPS = 8  # of an activation, one after another
-_NARROW = (
-    Add,
-    Sub,
-    Mul,
-    Maximum,
-    Minimum,
-    SigmoidShort,
-    Tanh,
-)  # as a program has them on numbers of bf16 or f16: residuals, bounds
+# As a program has them on numbers of bf16 or f16: residuals, bounds, activations.
+_NARROW = (Add, Sub, Mul, Maximum, Minimum, SigmoidShort, Tanh)
 
 
 def keep_sums(module: Module) -> None:
@@ -50,36 +44,61 @@ def _keep(conv: Any) -> None:
         reader = _only_reader(after.results[0]) if isinstance(after, Convert) else None
         if reader is None or from_mlir(v).dtype.name != "f32" or not _is_narrow(conv, from_mlir(after.results[0]).dtype):
             return
-        if isinstance(reader, _NARROW) and all(
-            from_mlir(x) == from_mlir(after.results[0]) for x in (*reader.operands, *reader.results)
-        ):
-            v = _compute_wide(reader, after, v)
-        elif isinstance(reader, Convert) and from_mlir(reader.results[0]) == from_mlir(v) and _only_computes(reader.results[0]):
-            reader.results[0].replace_all_uses_with(v)
+        narrow = from_mlir(after.results[0])
+        if isinstance(reader, _NARROW) and all(from_mlir(x) == narrow for x in (*reader.operands, *reader.results)):
+            later: Value | None = _compute_wide(reader, after.results[0], v)
         else:
+            later = _give_wide(reader, narrow, v) if isinstance(reader, Convert) else None
+        if later is None:
             return
+        v = later
         for op in (reader, after):
             op.operation.erase()
 
 
-def _compute_wide(op: Any, rounding: Any, v: Value) -> Value:
-    """The f32 result of a narrow op on a value before that is rounded, and the rounding in place of the op's result."""
+def _compute_wide(op: Any, rounded: Value, v: Value) -> Value:
+    """The f32 result of a narrow op on v, which is rounded before it reads it, and the rounding in place of the op's result."""
+    t = from_mlir(op.results[0])
     with ir.InsertionPoint(op.operation), op.location:
-        read = [v if x == rounding.results[0] else build(Convert, [x], results=[from_mlir(v)]).results[0] for x in op.operands]
+        read = [v if x == rounded else build(Convert, [x], results=[from_mlir(v)]).results[0] for x in op.operands]
         y: Value = build(type(op), read).results[0]
-        op.results[0].replace_all_uses_with(build(Convert, [y], results=[from_mlir(op.results[0])]).results[0])
+        op.results[0].replace_all_uses_with(build(Convert, [y], results=[t]).results[0])
     return y
+
+
+def _give_wide(widened: Any, narrow: TensorType, v: Value) -> Value | None:
+    """Gives v itself to those that read it rounded and widened, if they may have it. Returns what is rounded next; None if nothing
+    has changed."""
+    wide = widened.results[0]
+    if from_mlir(wide) != from_mlir(v):
+        return None
+    chosen = _only_reader(wide)
+    if isinstance(chosen, _BOUNDS) and is_rounded(chosen.results[0], narrow.dtype):  # as others may know
+        with ir.InsertionPoint(chosen.operation), chosen.location:
+            y: Value = build(type(chosen), [v if x == wide else x for x in chosen.operands]).results[0]
+            rounded = build(Convert, [y], results=[narrow]).results[0]
+            chosen.results[0].replace_all_uses_with(build(Convert, [rounded], results=[from_mlir(v)]).results[0])
+        chosen.operation.erase()
+        return y
+    if not _only_computes(wide, narrow.dtype):
+        return None
+    wide.replace_all_uses_with(v)
+    return v
 
 
 def _is_narrow(conv: Any, to: DType) -> bool:
     return to.is_float and all(is_rounded(x, to) for x in conv.operands)
 
 
-def _only_computes(v: Value) -> bool:
-    """Whether v is read by functions of it alone, or of it and of numbers that channels have."""
+def _only_computes(v: Value, to: DType) -> bool:
+    """Whether v is read by functions of it alone, or of it and of numbers that channels have, whose results aren't numbers of `to`
+    merely because v's are."""
     readers = [u.owner.operation.opview for u in v.uses]
     return all(
-        getattr(op, "kind", None) is Kind.ELEMENTWISE and not isinstance(op, Convert) and _is_function(op.results[0], v)
+        getattr(op, "kind", None) is Kind.ELEMENTWISE
+        and not isinstance(op, Convert)
+        and _is_function(op.results[0], v)
+        and not is_rounded(op.results[0], to)
         for op in readers
     )
 

@@ -1,5 +1,5 @@
 module {
-  func.func @main(%arg0: tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>, %arg1: tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, %arg2: tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) {
+  func.func @main(%arg0: tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>, %arg1: tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, %arg2: tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>) {
     %0 = "dhlo.weight"() {name_ = "v"} : () -> tensor<4x4x1x1xbf16>
     %1 = "dhlo.weight"() {name_ = "s"} : () -> tensor<4xf32>
     %2 = "dhlo.weight"() {name_ = "t"} : () -> tensor<4xf32>
@@ -25,6 +25,19 @@ module {
     %22 = "dhlo.convert"(%21) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>
     %23 = "dhlo.convert"(%22) : (tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
     %24 = "dhlo.mul"(%23, %arg2) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
-    return %9, %12, %16, %20, %18, %24 : tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %25 = "dhlo.conv"(%4, %3) {dilation = [1, 1], groups = 1 : i64, output_padding = [0, 0], padding = [0, 0], stride = [1, 1], transposed = false} : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<4x4x1x1xf32>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %26 = "dhlo.convert"(%arg0) : (tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %27 = "dhlo.add"(%25, %26) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %28 = "dhlo.full"() {value = "0.0"} : () -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %29 = "dhlo.maximum"(%27, %28) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %30 = "dhlo.convert"(%29) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>
+    %31 = "dhlo.convert"(%30) : (tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %32 = "dhlo.conv"(%4, %3) {dilation = [1, 1], groups = 1 : i64, output_padding = [0, 0], padding = [0, 0], stride = [1, 1], transposed = false} : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<4x4x1x1xf32>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %33 = "dhlo.mul"(%32, %5) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %34 = "dhlo.add"(%33, %6) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %35 = "dhlo.sigmoid_short"(%34) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %36 = "dhlo.mul"(%34, %35) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %37 = "dhlo.convert"(%36) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>
+    return %9, %12, %16, %20, %18, %24, %31, %37 : tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>
   }
 }

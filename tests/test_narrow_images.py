@@ -282,6 +282,25 @@ def test_nothing_beside_the_image_is_read(form: tuple[int, ...]) -> None:
     check_beside_unreadable(ours, torch.randn(1, form[0], 9, 11).bfloat16())
 
 
+class EvenAndOdd(nn.Module):
+    """1 x 1 convolutions of an even and of an odd number of channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.even, self.odd = nn.Conv2d(8, 31, 1), nn.Conv2d(15, 31, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.even(x[:, :8] * 2), self.odd(x)], 1)
+
+
+@pytest.mark.parametrize("size", [(3, 5), (16, 16), (33, 31)])
+def test_no_channel_is_read_behind_an_odd_last_one(size: tuple[int, int]) -> None:
+    """Kernels of even channels, which are pairs, aren't taken for odd ones."""
+    torch.manual_seed(0)
+    ours = compiled(EvenAndOdd().bfloat16().eval(), 15, torch.bfloat16)
+    check_beside_unreadable(ours, torch.randn(1, 15, *size).bfloat16())
+
+
 class Weighted(nn.Module):
     """A convolution of one to three dims whose weights are an argument."""
 

@@ -144,8 +144,7 @@ def emit_pack(p: ConvParams, width: int) -> str:
     # What the code depends on; convolutions that agree in it share the function.
     few = p.group_in if _unrolls(p) else 0
     key = repr((p.elem, p.spec, p.kernel, p.stride, p.padding, p.dilation, few, width, *([p.fill] if p.fill else [])))
-    odd = "_odd" if p.channel_pairs and p.group_in % 2 else ""
-    name = f"conv_pack_{p.elem}_{width}_{hashlib.sha256(key.encode()).hexdigest()[:8]}" + _form(p) + odd
+    name = f"conv_pack_{p.elem}_{width}_{hashlib.sha256(key.encode()).hexdigest()[:8]}" + _form(p)
     if name in p.module.functions:
         return name
     f = Fn(
@@ -222,6 +221,7 @@ def _form(p: ConvParams) -> str:
         + (f"_{p.image}" if p.image else "")
         + ("_column" if p.column_pairs else "")
         + ("_pairs" if p.pairs else "")
+        + ("_odd" if p.channel_pairs and p.group_in % 2 else "")
     )
 
 

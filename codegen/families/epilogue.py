@@ -92,7 +92,7 @@ def repeated_buffers(k: GroupKernel, acc: Value) -> list[Broadcast]:
 
 
 def _repeated(ops: Sequence[Any], acc: Value) -> list[Broadcast]:
-    made = [r for op in ops for r in op.results]
+    made = {r for op in ops for r in op.results}
     spread = [op for op in ops if isinstance(op, Broadcast) and from_mlir(op.results[0]).shape == from_mlir(acc).shape]
     return [op for op in spread if op.operands[0] not in made]
 

@@ -39,5 +39,6 @@ def product_of(op: Any) -> Any:
     """The multiplication whose result a convolution of f32 or f64 reads, as it is or widened; None if there is none."""
     if not isinstance(op, Conv) or from_mlir(op.operands[0]).dtype.name not in ("f32", "f64"):
         return None
-    product = defining(stored_image(op) or op.operands[0])
+    stored = stored_image(op)
+    product = defining(op.operands[0] if stored is None else stored)
     return product if isinstance(product, Mul) else None

@@ -45,7 +45,7 @@ def load_gate(f: Fn, p: Gated, gates: V, channel: V | int, has: V | None = None)
     return f.splat(one if has is None else f.select(has, one, f.const(0, p.elem)), p.lanes)
 
 
-def load_step_gates(p: Gated, f: Fn, gates: V, step: V | int, both: V | None) -> StepGates:
+def load_step_gates(f: Fn, p: Gated, gates: V, step: V | int, both: V | None) -> StepGates:
     """Of a step of the reduction, whose second channel there is where `both` holds."""
     if not p.channel_pairs:
         return (load_gate(f, p, gates, step),)

@@ -190,7 +190,7 @@ def emit_pack_pointwise(p: ConvParams, width: int) -> str:
         row = f.gep(x, f.mul(f.mul(channel.iv, p.step), channel_stride), p.stored)
         out = f.gep(panels, f.mul(channel.iv, width), p.elem)
         both = _both(p, f, channel.iv, channels)
-        gates = load_step_gates(p, f, f.args[-1], channel.iv, both) if p.gated else ()
+        gates = load_step_gates(f, p, f.args[-1], channel.iv, both) if p.gated else ()
 
         def load(at: V, mask: V | None = None, both: V | None = both, gates: StepGates = gates) -> V:
             if p.pairs:
@@ -264,7 +264,7 @@ def _copy_channels(
 
     def move(s: V, d: V, channel: V | int) -> None:
         both = _both(p, f, channel, channels)
-        gates = load_step_gates(p, f, f.args[-1], channel, both) if p.gated else ()
+        gates = load_step_gates(f, p, f.args[-1], channel, both) if p.gated else ()
         for at, mask, store_mask in moves:
             source = f.gep(s, at, p.stored)
             if beside is not None and mask is not None:

@@ -11,14 +11,13 @@ from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Conv
 from dhlo.ir.ops.elementwise import Add, Convert, Maximum, Minimum, Mul, SigmoidShort, Sub, Tanh
 from dhlo.ir.ops.movement import Broadcast, Full
-from dhlo.ir.types import DType, TensorType, from_mlir
+from dhlo.ir.types import DType, from_mlir
 from dhlo.passes.fold_weights import made_of_weights
 from dhlo.passes.simplify import is_rounded
 
 __all__ = ["keep_sums"]
 
 _CHANNELS = 1  # the dim of a result that norms have numbers for
-_BOUNDS = (Maximum, Minimum)
 _MOST_STEPS = 8  # of an activation, one after another
 # As a program has them on numbers of bf16 or f16: residuals, bounds, activations.
 _NARROW = (Add, Sub, Mul, Maximum, Minimum, SigmoidShort, Tanh)
@@ -48,7 +47,7 @@ def _keep(conv: Any) -> None:
         if isinstance(reader, _NARROW) and all(from_mlir(x) == narrow for x in (*reader.operands, *reader.results)):
             later: Value | None = _compute_wide(reader, after.results[0], v)
         else:
-            later = _give_wide(reader, narrow, v) if isinstance(reader, Convert) else None
+            later = _give_wide(reader, narrow.dtype, v) if isinstance(reader, Convert) else None
         if later is None:
             return
         v = later
@@ -66,21 +65,11 @@ def _compute_wide(op: Any, rounded: Value, v: Value) -> Value:
     return y
 
 
-def _give_wide(widened: Any, narrow: TensorType, v: Value) -> Value | None:
-    """Gives v itself to those that read it rounded and widened, if they may have it. Returns what is rounded next; None if nothing
-    has changed."""
+def _give_wide(widened: Any, to: DType, v: Value) -> Value | None:
+    """Gives v itself to those that read it rounded to a type and widened, and returns it; None if one of them mayn't have it.
+    Bounds that others know to be rounded are put before the rounding by `simplify`."""
     wide = widened.results[0]
-    if from_mlir(wide) != from_mlir(v):
-        return None
-    chosen = _only_reader(wide)
-    if isinstance(chosen, _BOUNDS) and is_rounded(chosen.results[0], narrow.dtype):  # as others may know
-        with ir.InsertionPoint(chosen.operation), chosen.location:
-            y: Value = build(type(chosen), [v if x == wide else x for x in chosen.operands]).results[0]
-            rounded = build(Convert, [y], results=[narrow]).results[0]
-            chosen.results[0].replace_all_uses_with(build(Convert, [rounded], results=[from_mlir(v)]).results[0])
-        chosen.operation.erase()
-        return y
-    if not _only_computes(wide, narrow.dtype):
+    if from_mlir(wide) != from_mlir(v) or not _only_computes(wide, to):
         return None
     wide.replace_all_uses_with(v)
     return v

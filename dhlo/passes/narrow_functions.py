@@ -19,7 +19,7 @@ _NARROW = ("bf16", "f16")
 
 def narrow_functions(module: Module) -> None:
     """Replaces functions by less exact ones where their results, or products of these, are rounded to bf16 or f16 and nothing else
-    is made of them: what is left of the difference is seen in one of a hundred numbers of f16, and in fewer of bf16."""
+    is made of them: what is left of the difference is seen in three of a thousand numbers of f16, and in fewer of bf16."""
     for block in bodies(module):
         for op in list(walk(block)):
             short = _SHORT.get(type(op))

@@ -28,10 +28,10 @@ module {
     %25 = "dhlo.conv"(%4, %3) {dilation = [1, 1], groups = 1 : i64, output_padding = [0, 0], padding = [0, 0], stride = [1, 1], transposed = false} : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<4x4x1x1xf32>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
     %26 = "dhlo.convert"(%arg0) : (tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
     %27 = "dhlo.add"(%25, %26) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
-    %28 = "dhlo.full"() {value = "0.0"} : () -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
-    %29 = "dhlo.maximum"(%27, %28) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
-    %30 = "dhlo.convert"(%29) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>
-    %31 = "dhlo.convert"(%30) : (tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %28 = "dhlo.convert"(%27) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>
+    %29 = "dhlo.convert"(%28) : (tensor<?x4x?x?xbf16, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %30 = "dhlo.full"() {value = "0.0"} : () -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
+    %31 = "dhlo.maximum"(%29, %30) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
     %32 = "dhlo.conv"(%4, %3) {dilation = [1, 1], groups = 1 : i64, output_padding = [0, 0], padding = [0, 0], stride = [1, 1], transposed = false} : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<4x4x1x1xf32>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
     %33 = "dhlo.mul"(%32, %5) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>
     %34 = "dhlo.add"(%33, %6) : (tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "m", "m"]>>

@@ -5,7 +5,7 @@
 module {
   // The first two sums, one of them with a bias, go to norms as they are. The others stay rounded: of an image that wasn't narrow,
   // read by something else as well, and multiplied by what isn't a channel's. A residual of bf16 is added to sums of f32, and the bound
-  // of what was rounded is rounded again; SiLU reads the norm's result.
+  // still reads that rounded, as others rely on it; SiLU reads the norm's result.
   func.func @main(%narrow: !b, %in: !f, %other: !f) -> (!f, !f, !f, !f, !b, !f, !f, !b) {
     %v = "dhlo.weight"() {name_ = "v"} : () -> tensor<4x4x1x1xbf16>
     %s = "dhlo.weight"() {name_ = "s"} : () -> !c

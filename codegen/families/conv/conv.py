@@ -403,15 +403,17 @@ class Conv:
         spread = f.divu(items, f.mul(host.num_threads, _ITEMS_PER_THREAD))
         block = f.max(f.min(spread, p.block_panels(swapped)), 1)
         blocks = f.divu(f.add(panels, f.sub(block, 1)), block)
-        count = f.mul(f.mul(batch, blocks), p.groups * p.channel_panels)
-        columns = f.divu(f.add(positions, f.sub(blocks, 1)), blocks)
+        images = f.max(f.divu(block, f.max(panels, 1)), 1)
+        image_blocks = f.divu(f.add(batch, f.sub(images, 1)), images)
+        count = f.mul(f.mul(image_blocks, blocks), p.groups * p.channel_panels)
+        columns = f.mul(f.divu(f.add(positions, f.sub(blocks, 1)), blocks), images)
         with f.wrapping():
             adds = f.divu(f.mul(columns, p.depth * min(p.panel, p.group_out)), p.lanes)
         # Few positions take less time than their weights take to be read.
         adds = f.max(adds, cycles_from_memory(host, self.workspace_bytes // (p.groups * p.channel_panels)))
         grain = f.add(f.divu(product_wake_cycles(host), f.max(adds, 1)), 1)
         kernel = f"{self.name}_{'swapped' if swapped else 'normal'}"
-        host.launch(kernel, [*shared, panels, blocks, flat, *more], count, grain, scratch_bytes(p, swapped))
+        host.launch(kernel, [*shared, panels, blocks, flat, *more, batch, image_blocks], count, grain, scratch_bytes(p, swapped))
 
     def _launch_depthwise(
         self, host: HostContext, p: ConvParams, shared: Sequence[V], flat: V, planes: V, out: Sequence[V], end: Sequence[V]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from dhlo.codegen.families.conv.microkernel import emit_strided_microkernel, emit_transpose, row_splits, share_of_fetching
 from dhlo.codegen.families.conv.pack import (
@@ -13,7 +14,7 @@ from dhlo.codegen.families.conv.pack import (
     load_bounds,
     load_gates,
     load_geometry,
-    load_touch,
+    load_last,
 )
 from dhlo.codegen.families.conv.params import TRANSPOSED_LD, ConvParams
 from dhlo.codegen.families.conv.quantised_weights import emit_decode, row_bytes
@@ -46,8 +47,20 @@ def scratch_bytes(p: ConvParams, swapped: bool) -> int:
     return _Scratch(p, swapped).total
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Positions that are packed together: `count` panels of each of `images` images from `image` on, those from `panel` on. Blocks
+    of several images hold all of their panels. They lie in the scratch image by image."""
+
+    image: V
+    images: V
+    group: V
+    panel: V
+    count: V
+
+
 class ConvKernel:
-    """Emits one kernel. Items are (image, group, position block, weight panel), the weight panel fastest."""
+    """Emits one kernel. Items are (images, group, position block, weight panel), the weight panel fastest."""
 
     def __init__(self, p: ConvParams, swapped: bool) -> None:
         self.p, self.swapped = p, swapped
@@ -65,7 +78,7 @@ class ConvKernel:
         self.geo: Geometry = load_geometry(self.f, self.args)
         self.gates = load_gates(p, self.f, self.args) if p.gated else None
         self.bounds = load_bounds(p, self.f, self.args)
-        self.touch = load_touch(p, self.f, self.args)
+        self.touch, self.batch, self.image_blocks = load_last(p, self.f, self.args)
         self.touches = self.f.cmp("ne", self.f.ptr_to_int(self.touch), 0)
         self.plain = self.f.const(0, I1)  # the input's positions are the output's
         if p.pointwise and not swapped:
@@ -93,16 +106,21 @@ class ConvKernel:
             first = f.mul(blocks.iv, panels)
             lo = f.sub(f.max(self.begin, first), first)
             hi = f.min(f.sub(self.end, first), panels)
-            block = f.remu(blocks.iv, self.geo.blocks)
-            image_group = f.divu(blocks.iv, self.geo.blocks)
-            image, group = f.divu(image_group, p.groups), f.remu(image_group, p.groups)
-            panel0 = f.divu(f.mul(block, self.geo.panels), self.geo.blocks)
-            count = f.sub(f.divu(f.mul(f.add(block, 1), self.geo.panels), self.geo.blocks), panel0)
-            self.coords(panel0, count)
+            images_group = f.divu(blocks.iv, self.geo.blocks)
+            image, images = self.share(f.divu(images_group, p.groups), self.batch, self.image_blocks)
+            panel, count = self.share(f.remu(blocks.iv, self.geo.blocks), self.geo.panels, self.geo.blocks)
+            block = _Block(image, images, f.remu(images_group, p.groups), panel, count)
+            self.coords(block)
             with f.loop(lo, hi, p.run_panels) as run:
-                self.run(image, group, panel0, count, run.iv, f.min(f.add(run.iv, p.run_panels), hi))
+                self.run(block, run.iv, f.min(f.add(run.iv, p.run_panels), hi))
         f.done()
         return self.name
+
+    def share(self, part: V, of: V, parts: V) -> tuple[V, V]:
+        """Where a part begins, if so many things are cut in parts that differ by one at most, and how many it has."""
+        f = self.f
+        first = f.divu(f.mul(part, of), parts)
+        return first, f.sub(f.divu(f.mul(f.add(part, 1), of), parts), first)
 
     def start(self, panel: V) -> V:
         """First position of a panel."""
@@ -111,32 +129,43 @@ class ConvKernel:
             return f.divu(f.mul(panel, geo.positions), geo.panels)
         return f.min(f.mul(panel, self.width), geo.positions)
 
-    def coords(self, panel0: V, count: V) -> None:
-        """Input coordinates of the block's positions; only the contiguous packing path reads them."""
+    def span(self, panel: V) -> tuple[V, V]:
+        """First position of a panel of an image, and how many it has."""
+        p0 = self.start(panel)
+        return p0, self.f.sub(self.start(self.f.add(panel, 1)), p0)
+
+    def columns(self, block: _Block) -> tuple[V, V]:
+        """First position of a block in each of its images, and how many it has there."""
+        p0 = self.start(block.panel)
+        return p0, self.f.sub(self.start(self.f.add(block.panel, block.count)), p0)
+
+    def each_panel(self, block: _Block, body: Callable[[V, V, V], None]) -> None:
+        """Calls body(image of the block, panel of it, panel of the block) inside loops."""
+        f = self.f
+        with f.loop(0, block.images) as images:
+            before = f.mul(images.iv, block.count)
+            with f.loop(0, block.count) as lp:
+                body(images.iv, lp.iv, f.add(before, lp.iv))
+
+    def coords(self, block: _Block) -> None:
+        """Input coordinates of the block's positions in an image; only the contiguous packing path reads them."""
         f = self.f
         if any(s != 1 for s in self.p.stride):
             return
-        with f.when(f.and_(f.cmp("ne", self.geo.flat, 0), f.not_(self.plain))), f.loop(0, count) as lp:
-            p0 = self.start(f.add(panel0, lp.iv))
-            n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), p0)
+        with f.when(f.and_(f.cmp("ne", self.geo.flat, 0), f.not_(self.plain))), f.loop(0, block.count) as lp:
+            p0, n = self.span(f.add(block.panel, lp.iv))
             emit_coords(self.p, f, self.geo, p0, n, self.width, self.at(self.layout.coords, lp.iv, self.layout.coord))
 
-    def run(self, image: V, group: V, panel0: V, count: V, lo: V, hi: V) -> None:
+    def run(self, block: _Block, lo: V, hi: V) -> None:
         """All depth blocks of one position block and the weight panels [lo, hi)."""
-        f, p, geo = self.f, self.p, self.geo
-        x = f.gep(geo.x, f.add(f.mul(image, geo.sxb), f.mul(f.mul(group, p.group_in), geo.sxc)), p.stored)
+        f, p = self.f, self.p
         with f.loop(0, p.depth_blocks) as depth:
             c0 = f.mul(depth.iv, p.block_channels)
             channels = f.min(f.sub(p.group_in, c0), p.block_channels)
             k = f.mul(p.steps(f, channels), p.points)
-            xc = f.gep(x, f.mul(c0, geo.sxc), p.stored)
-            gates: list[V] = []
-            if self.gates is not None:
-                first = f.add(f.mul(f.add(f.mul(image, p.groups), group), p.group_in), c0)
-                gates = [f.gep(self.gates, first, p.stored)]
-            self.pack_block(xc, channels, panel0, count, gates)
+            self.pack_block(block, c0, channels)
             with f.loop(lo, hi) as panel:
-                index = f.add(f.mul(group, p.channel_panels), panel.iv)
+                index = f.add(f.mul(block.group, p.channel_panels), panel.iv)
                 before = f.divu(c0, 2) if p.channel_pairs else c0
                 at = f.add(f.mul(index, p.panel_elements), f.mul(before, p.points * p.panel))
                 slot = f.sub(panel.iv, lo) if p.depth_blocks > 1 else f.i64(0)
@@ -147,15 +176,14 @@ class ConvKernel:
                 back = f.sub(f.mul(k, p.panel), f.mul(f.sub(panel.iv, lo), p.panel_elements))
                 ahead = self.weights(f.add(at, f.select(more, f.i64(p.panel_elements), back)))
                 if self.layout.wide:
-                    self.wide(w, ahead, image, group, panel.iv, panel0, count, k)
+                    self.wide(block, w, ahead, panel.iv, k)
                 else:
                     last = f.cmp("eq", depth.iv, p.depth_blocks - 1)
-                    m0, rows, p0, positions = self.place(group, panel.iv, panel0, count)
                     with f.when(f.and_(last, self.touches)):
-                        f.call_ptr(self.touch, [geo.eargs, tiles, f.i64(p.nr), image, m0, p0, rows, positions])
-                    self.multiply(w, ahead, panel.iv, panel0, count, k, tiles, depth.iv)
+                        self.touch_block(block, panel.iv, tiles)
+                    self.multiply(block, w, ahead, panel.iv, k, tiles, depth.iv)
                     with f.when(last):
-                        self.finish(image, group, panel.iv, panel0, count, tiles)
+                        self.finish(block, panel.iv, tiles)
 
     @property
     def row_bytes(self) -> int:
@@ -176,24 +204,37 @@ class ConvKernel:
         self.f.call(emit_decode(p.module, p.code, p.spec), [self.weights(at), rows, to])
         return to
 
-    def pack_block(self, x: V, channels: V, panel0: V, count: V, gates: list[V]) -> None:
-        """Packs the block's positions of `channels` channels from `x` on; `gates` is empty, or where theirs begin."""
-        f, p = self.f, self.p
+    def pack_block(self, block: _Block, c0: V, channels: V) -> None:
+        """Packs the block's positions of `channels` channels from `c0` of its group on."""
+        f, p, geo = self.f, self.p, self.geo
+
+        def source(image: V) -> tuple[V, list[V]]:
+            """An image of the block from its first channel on, and the gates of these channels, if there are any."""
+            number = f.add(block.image, image)
+            first = f.add(f.mul(block.group, p.group_in), c0)
+            x = f.gep(geo.x, f.add(f.mul(number, geo.sxb), f.mul(first, geo.sxc)), p.stored)
+            if self.gates is None:
+                return x, []
+            return x, [f.gep(self.gates, f.add(f.mul(number, p.in_channels), first), p.stored)]
 
         def plain() -> list[V]:
-            p0 = self.start(panel0)
-            n = f.sub(self.start(f.add(panel0, count)), p0)
+            p0, n = self.columns(block)
             stride = f.i64(self.layout.panel // p.bytes)
             pack = emit_pack_pointwise(p, self.width)
-            f.call(pack, [f.gep(x, p0, p.stored), self.at(0), self.geo.sxc, channels, stride, n, *(self.bounds or ()), *gates])
+            with f.loop(0, block.images) as images:
+                x, gates = source(images.iv)
+                to = self.at(0, f.mul(images.iv, block.count), self.layout.panel)
+                f.call(pack, [f.gep(x, p0, p.stored), to, geo.sxc, channels, stride, n, *(self.bounds or ()), *gates])
             return []
 
         def windows() -> list[V]:
-            with f.loop(0, count) as lp:
-                p0 = self.start(f.add(panel0, lp.iv))
-                n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), p0)
-                coords = self.at(self.layout.coords, lp.iv, self.layout.coord)
-                f.call(self.pack, [self.args, x, channels, self.at(0, lp.iv, self.layout.panel), p0, n, coords, *gates])
+            def pack(image: V, panel: V, number: V) -> None:
+                x, gates = source(image)
+                p0, n = self.span(f.add(block.panel, panel))
+                coords = self.at(self.layout.coords, panel, self.layout.coord)
+                f.call(self.pack, [self.args, x, channels, self.at(0, number, self.layout.panel), p0, n, coords, *gates])
+
+            self.each_panel(block, pack)
             return []
 
         if p.pointwise and not self.swapped:
@@ -201,26 +242,32 @@ class ConvKernel:
         else:
             windows()
 
-    def wide(self, w: V, ahead: V, image: V, group: V, panel: V, panel0: V, count: V, k: V) -> None:
+    def wide(self, block: _Block, w: V, ahead: V, panel: V, k: V) -> None:
         """One weight panel times the block's input panels, some rows over all positions at a time, to the epilogue."""
         f, p, geo = self.f, self.p, self.geo
         tile, ld = self.at(self.layout.tiles), f.i64(self.block * p.nr)
-        p0 = self.start(panel0)
-        positions = f.sub(self.start(f.add(panel0, count)), p0)
-        m0 = f.add(f.mul(group, p.group_out), f.mul(panel, p.panel))
+        p0, positions = self.columns(block)
+        m0 = f.add(f.mul(block.group, p.group_out), f.mul(panel, p.panel))
+        panels = f.mul(block.images, block.count)
 
         def rows(splits: list[tuple[int, int]]) -> list[V]:
             for i, (row, n) in enumerate(splits):
-                with f.loop(0, count) as lp:
-                    fetch = self.fetch(ahead, k, f.add(f.mul(count, i), lp.iv), f.mul(count, len(splits)))
-                    x, out = self.at(0, lp.iv, self.layout.panel), f.gep(tile, f.mul(lp.iv, p.nr), p.elem)
-                    first = f.mul(lp.iv, p.nr)
+
+                def multiply(image: V, panel: V, number: V, i: int = i, row: int = row, n: int = n) -> None:
+                    fetch = self.fetch(ahead, k, f.add(f.mul(panels, i), number), f.mul(panels, len(splits)))
+                    x, out = self.at(0, number, self.layout.panel), f.gep(tile, f.mul(number, p.nr), p.elem)
+                    first = f.mul(panel, p.nr)
                     with f.when(self.touches):
                         there = f.min(f.sub(positions, first), p.nr)
-                        place = [tile, ld, image, f.add(m0, row), f.add(p0, first), f.i64(n), there]
+                        place = [tile, ld, f.add(block.image, image), f.add(m0, row), f.add(p0, first), f.i64(n), there]
                         f.call_ptr(self.touch, [geo.eargs, *place])
                     f.call(self.ukr[n], [f.gep(w, row, p.elem), f.i64(p.panel), x, k, out, ld, f.i64(0), *fetch])
-                f.call_ptr(geo.epilogue, [geo.eargs, tile, ld, image, f.add(m0, row), p0, f.i64(n), positions])
+
+                self.each_panel(block, multiply)
+                with f.loop(0, block.images) as images:
+                    sums = f.gep(tile, f.mul(f.mul(images.iv, block.count), p.nr), p.elem)
+                    place = [f.add(block.image, images.iv), f.add(m0, row), p0, f.i64(n), positions]
+                    f.call_ptr(geo.epilogue, [geo.eargs, sums, ld, *place])
             return []
 
         if p.channel_panels == 1 or self.full_splits == self.last_splits:
@@ -229,30 +276,30 @@ class ConvKernel:
             last = f.cmp("eq", panel, p.channel_panels - 1)
             f.if_else(last, lambda: rows(self.last_splits), lambda: rows(self.full_splits), [])
 
-    def multiply(self, w: V, ahead: V, panel: V, panel0: V, count: V, k: V, tiles: V, accumulate: V) -> None:
+    def multiply(self, block: _Block, w: V, ahead: V, panel: V, k: V, tiles: V, accumulate: V) -> None:
         """One weight panel times the block's input panels, into the tiles, which prefetch `ahead` between them."""
         f, p = self.f, self.p
-        with f.loop(0, count) as lp:
+        panels = f.mul(block.images, block.count)
 
+        def tile(_: V, place: V, number: V) -> None:
             def fetch(i: int, of: int) -> tuple[V, V]:
-                return self.fetch(ahead, k, f.add(f.mul(lp.iv, of), i), f.mul(count, of))
+                return self.fetch(ahead, k, f.add(f.mul(number, of), i), f.mul(panels, of))
 
-            x = self.at(0, lp.iv, self.layout.panel)
-            tile = f.gep(tiles, f.mul(lp.iv, self.layout.tile), "i8")
+            x = self.at(0, number, self.layout.panel)
+            to = f.gep(tiles, f.mul(number, self.layout.tile), "i8")
             if self.swapped:
-                p0 = self.start(f.add(panel0, lp.iv))
-                n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), p0)
+                _, n = self.span(f.add(block.panel, place))
                 fn = f.load(f.gep(self.table, n, PTR), PTR)
                 columns = range(0, min(p.panel, p.group_out), p.nr)
                 for i, column in enumerate(columns):
-                    b, c = f.gep(w, column, p.elem), f.gep(tile, column, p.elem)
+                    b, c = f.gep(w, column, p.elem), f.gep(to, column, p.elem)
                     f.call_ptr(fn, [x, f.i64(self.width), b, k, c, f.i64(p.panel), accumulate, *fetch(i, len(columns))])
             elif p.channel_panels == 1 or self.full_splits == self.last_splits:
-                self.rows(self.last_splits, w, x, k, tile, accumulate, fetch)
+                self.rows(self.last_splits, w, x, k, to, accumulate, fetch)
             else:
 
                 def side(splits: list[tuple[int, int]]) -> list[V]:
-                    return self.rows(splits, w, x, k, tile, accumulate, fetch)
+                    return self.rows(splits, w, x, k, to, accumulate, fetch)
 
                 f.if_else(
                     f.cmp("eq", panel, p.channel_panels - 1),
@@ -260,6 +307,8 @@ class ConvKernel:
                     lambda: side(self.full_splits),
                     [],
                 )
+
+        self.each_panel(block, tile)
 
     def rows(
         self, splits: list[tuple[int, int]], w: V, x: V, k: V, tile: V, accumulate: V, fetch: Callable[[int, int], tuple[V, V]]
@@ -275,32 +324,43 @@ class ConvKernel:
         """What the tile prefetches of the weight panel `ahead`; see `share_of_fetching`."""
         return share_of_fetching(self.f, self.row_bytes, ahead, k, tile, tiles)
 
-    def place(self, group: V, panel: V, panel0: V, count: V) -> tuple[V, V, V, V]:
-        """A weight panel's first output channel and how many, the block's first position and how many."""
+    def place(self, block: _Block, panel: V) -> tuple[V, V]:
+        """A weight panel's first output channel and how many."""
         f, p = self.f, self.p
-        row, p0 = f.mul(panel, p.panel), self.start(panel0)
-        rows = f.min(f.sub(p.group_out, row), p.panel)
-        return f.add(f.mul(group, p.group_out), row), rows, p0, f.sub(self.start(f.add(panel0, count)), p0)
+        row = f.mul(panel, p.panel)
+        return f.add(f.mul(block.group, p.group_out), row), f.min(f.sub(p.group_out, row), p.panel)
 
-    def finish(self, image: V, group: V, panel: V, panel0: V, count: V, tiles: V) -> None:
+    def touch_block(self, block: _Block, panel: V, tiles: V) -> None:
+        """Prefetches what the epilogue writes and reads of a weight panel."""
+        f, p = self.f, self.p
+        m0, rows = self.place(block, panel)
+        p0, positions = self.columns(block)
+        with f.loop(0, block.images) as images:
+            place = [f.add(block.image, images.iv), m0, p0, rows, positions]
+            f.call_ptr(self.touch, [self.geo.eargs, tiles, f.i64(p.nr), *place])
+
+    def finish(self, block: _Block, panel: V, tiles: V) -> None:
         """Hands the finished tiles of a weight panel to the epilogue."""
         f, p, geo = self.f, self.p, self.geo
-        m0, rows, p0, positions = self.place(group, panel, panel0, count)
+        m0, rows = self.place(block, panel)
         if not self.swapped:
-            with f.loop(0, count) as lp:
-                first = self.start(f.add(panel0, lp.iv))
-                n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), first)
-                tile = f.gep(tiles, f.mul(lp.iv, self.layout.tile), "i8")
-                f.call_ptr(geo.epilogue, [geo.eargs, tile, f.i64(p.nr), image, m0, first, rows, n])
+
+            def hand(image: V, place: V, number: V) -> None:
+                first, n = self.span(f.add(block.panel, place))
+                tile = f.gep(tiles, f.mul(number, self.layout.tile), "i8")
+                f.call_ptr(geo.epilogue, [geo.eargs, tile, f.i64(p.nr), f.add(block.image, image), m0, first, rows, n])
+
+            self.each_panel(block, hand)
             return
-        out = self.at(self.layout.transposed)
-        with f.loop(0, count) as lp:
-            column = f.sub(self.start(f.add(panel0, lp.iv)), p0)
-            f.call(
-                self.transpose,
-                [f.gep(tiles, f.mul(lp.iv, self.layout.tile), "i8"), f.gep(out, column, p.elem), f.i64(TRANSPOSED_LD)],
-            )
-        f.call_ptr(geo.epilogue, [geo.eargs, out, f.i64(TRANSPOSED_LD), image, m0, p0, rows, positions])
+        out, ld = self.at(self.layout.transposed), f.i64(TRANSPOSED_LD)
+        p0, positions = self.columns(block)
+        with f.loop(0, block.images) as images:
+            before = f.mul(images.iv, block.count)
+            with f.loop(0, block.count) as lp:
+                column = f.sub(self.start(f.add(block.panel, lp.iv)), p0)
+                tile = f.gep(tiles, f.mul(f.add(before, lp.iv), self.layout.tile), "i8")
+                f.call(self.transpose, [tile, f.gep(out, column, p.elem), ld])
+            f.call_ptr(geo.epilogue, [geo.eargs, out, ld, f.add(block.image, images.iv), m0, p0, rows, positions])
 
 
 def emit_conv_kernel(p: ConvParams, *, swapped: bool) -> str:

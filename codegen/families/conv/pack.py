@@ -21,7 +21,7 @@ __all__ = [
     "load_gates",
     "load_bounds",
     "load_geometry",
-    "load_touch",
+    "load_last",
 ]
 
 _FIELDS = (
@@ -104,9 +104,12 @@ def load_bounds(p: ConvParams, f: Fn, args: V) -> Bounds:
     return (first, last) if p.bounded else None
 
 
-def load_touch(p: ConvParams, f: Fn, args: V) -> V:
-    """What prefetches the memory of an epilogue, null if nothing does: the last argument of a launch."""
-    return f.int_to_ptr(f.load(f.gep(args, len(KERNEL_TYPES) + p.bounded + p.gated, I64), I64))
+def load_last(p: ConvParams, f: Fn, args: V) -> tuple[V, V, V]:
+    """The last arguments of a launch: what prefetches the memory of an epilogue, null if nothing does; how many images there are,
+    and in how many blocks."""
+    first = len(KERNEL_TYPES) + p.bounded + p.gated
+    touch, batch, blocks = (f.load(f.gep(args, first + i, I64), I64) for i in range(3))
+    return f.int_to_ptr(touch), batch, blocks
 
 
 def _split_row(f: Fn, geo: Geometry, row: V) -> tuple[V, V]:

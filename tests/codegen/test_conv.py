@@ -199,6 +199,22 @@ def test_channel_runs_and_depth_blocks(sizes: tuple[int, ...]) -> None:
     check(conv, build(conv), x, weight)
 
 
+@pytest.mark.parametrize("conv", [CONVS[i] for i in (0, 1, 4, 6, 11, 22, 23, 24)], ids=lambda c: c.name)
+def test_blocks_of_several_images(conv: Conv) -> None:
+    """Small images are packed together, as many as divide the batch or not; one of NaN spoils no other."""
+    together = 0
+    for sizes in ((23, 3, 4), (40, 2, 3), (31, 4, 8), (18, 8, 8)):
+        x, weight = operands(conv, sizes)
+        x[3] = np.nan
+        (launch,) = build(conv).record(num_threads=1, **conv_params(conv, x, weight)[0])
+        *_, images, blocks = launch.args
+        assert images == sizes[0] >= blocks
+        together += images > blocks
+        for seed in (None, 1, 2):
+            check(conv, build(conv), x, weight, seed=seed, threads=1 if seed is None else 2)
+    assert together > 1
+
+
 @pytest.mark.parametrize("sizes,variant", [((1, 7, 7), "swapped"), ((1, 16, 16), "normal")])
 def test_the_variant_follows_the_sizes(sizes: tuple[int, ...], variant: str) -> None:
     """Position counts that fill no vector tile are the broadcast operand."""

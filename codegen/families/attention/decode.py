@@ -8,7 +8,7 @@ output row) a second kernel combines ("flash decoding", Dao, Haziza, Massa and S
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dhlo.codegen.families.attention.common import (
@@ -32,14 +32,13 @@ from dhlo.codegen.families.attention.common import (
     store_row,
     weight,
 )
-from dhlo.codegen.families.broadcast import broadcast_each
+from dhlo.codegen.families.attention.decode_kernels import GROUP, KEYS, emit_scores, emit_values, kernels_of
 from dhlo.codegen.families.combine import raised
-from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import F32, I1, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 from dhlo.ir.ops.paged import HIDDEN_KEYS
 
 __all__ = [
-    "KEYS",
     "combine_row",
     "combine_scratch_bytes",
     "decode_scratch_bytes",
@@ -49,8 +48,7 @@ __all__ = [
     "partial_floats",
 ]
 
-_GROUP = 4  # rows scored together
-KEYS = 64  # keys of a block
+_Keys = Callable[[V, V, V, V], None]
 
 
 def partial_floats(spec: Spec) -> int:
@@ -79,120 +77,6 @@ def decode_scratch_bytes(spec: Spec) -> int:
     return 4 * _Scratch(spec).size
 
 
-def _symbols(spec: Spec, rows: int) -> tuple[str, str]:
-    return f"attn_dot{spec.head_dim}_{spec.k.elem}_{rows}", f"attn_acc{spec.value_dim}_{spec.v.elem}_{rows}"
-
-
-def _emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
-    """`attn_dot..(k, ldk, keys, q, s, next)`: s[row][key] = q[row] . k[key] for `rows` rows. The sums of lanes / rows keys make
-    up a vector; as many such sets are computed at once as leave half of the registers for operands. Rows from `next` on are
-    prefetched."""
-    name = _symbols(spec, rows)[0]
-    if name in module.functions:
-        return
-    fn = Fn(module, name, [("k", PTR), ("ldk", I64), ("keys", I64), ("q", PTR), ("s", PTR), ("next", PTR)], noinline=True)
-    k, ldk, keys, q, s, after = fn.args
-    step = fn.lanes // rows
-    sets = max(1, fn.target.registers // 2 // fn.lanes)
-    last = fn.sub(keys, 1)
-    with fn.loop(0, keys, step * sets) as lp:
-        # keys beyond the last repeat it: their scores are masked later
-        row = [fn.mul(fn.min(fn.add(lp.iv, i), last), ldk) for i in range(step * sets)]
-        acc: list[V] = []
-        for c in range(0, spec.qk_pad, fn.lanes):
-            qs = [fn.load(fn.gep(q, r * spec.qk_pad + c, F32), fn.vec(F32)) for r in range(rows)]
-            for i, at in enumerate(row):
-                x = load_row(fn, fn.gep(k, at, spec.k.elem), spec.k.elem, spec.head_dim, c)
-                if rows > 1:
-                    _prefetch_next(fn, after, at, c, spec.k.elem)
-                for r in range(rows):
-                    if c == 0:
-                        acc.append(fn.mul(x, qs[r]))
-                    else:
-                        acc[i * rows + r] = fn.fma(x, qs[r], acc[i * rows + r])
-        for first in range(0, step * sets, step):
-            sums = _sum_each(fn, [acc[(first + i) * rows + r] for r in range(rows) for i in range(step)])
-            for r in range(rows):
-                part = fn.shuffle(sums, sums, range(r * step, (r + 1) * step)) if rows > 1 else sums
-                fn.store(part, fn.gep(fn.gep(s, r * KEYS, F32), fn.add(lp.iv, first), F32))
-    fn.done()
-
-
-def _prefetch_next(fn: Fn, after: V, at: V, c: int, elem: str) -> None:
-    """Asks for column `c` of a row of what comes next, `at` elements behind `after`, so that memory works while this one computes.
-
-    That is the next block of keys, whatever the machine. A single row computes next to nothing: its stream is memory's.
-    """
-    if c * BITS[elem] // 8 % 64 == 0:
-        fn.prefetch(fn.gep(fn.gep(after, at, elem), c, elem), locality=2)
-
-
-def _sum_each(fn: Fn, xs: list[V]) -> V:
-    """Lane i is the sum of vector i of as many as there are lanes:
-    pairs of vectors are folded into one, halving the lanes each still needs."""
-    width = fn.lanes // 2
-    while len(xs) > 1:
-        # vector i keeps blocks of `width` lanes; its partner of the upper half moves into the others
-        low = [lane if not lane & width else fn.lanes + lane - width for lane in range(fn.lanes)]
-        high = [lane + width if not lane & width else fn.lanes + lane for lane in range(fn.lanes)]
-        half = len(xs) // 2
-        xs = [fn.add(fn.shuffle(xs[i], xs[i + half], low), fn.shuffle(xs[i], xs[i + half], high)) for i in range(half)]
-        width //= 2
-    return xs[0]
-
-
-def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
-    """`attn_acc..(v, ldv, keys, p, alpha, o, next)`: o[row] = alpha[row] * o[row] + sum over keys of p[row][key] * v[key]. Rows
-    from `next` on are prefetched."""
-    name = _symbols(spec, rows)[1]
-    if name in module.functions:
-        return
-    args = [("v", PTR), ("ldv", I64), ("keys", I64), ("p", PTR), ("alpha", PTR), ("o", PTR), ("next", PTR)]
-    fn = Fn(module, name, args, noinline=True)
-    v, ldv, keys, p, alpha, o, after = fn.args
-    vectors = spec.v_pad // fn.lanes
-    most = fn.target.registers * 3 // 4  # accumulators; the rest holds a row of V and weights
-    passes = -(-vectors * rows // most)
-    for i in range(passes):
-        columns = [c * fn.lanes for c in range(vectors * i // passes, vectors * (i + 1) // passes)]
-        sets = 2 if rows * len(columns) <= most // 3 else 1  # independent sums enough to hide the latency of FMA
-        init = [
-            fn.mul(fn.load(fn.gep(o, r * spec.v_pad + c, F32), fn.vec(F32)), fn.splat(fn.load(fn.gep(alpha, r, F32), F32)))
-            for r in range(rows)
-            for c in columns
-        ]
-        n = len(init)
-
-        def weights(key: V, count: int) -> list[Iterator[V]]:
-            """Of each row, those of `count` keys in turn."""
-            return [broadcast_each(fn, fn.gep(fn.gep(p, r * KEYS, F32), key, F32), count, F32, fn.lanes) for r in range(rows)]
-
-        def step(key: V, each: list[Iterator[V]], acc: list[V], columns: list[int] = columns) -> list[V]:
-            at = fn.mul(key, ldv)
-            xs = [load_row(fn, fn.gep(v, at, spec.v.elem), spec.v.elem, spec.value_dim, c) for c in columns]
-            for c in columns if rows > 1 else ():
-                _prefetch_next(fn, after, at, c, spec.v.elem)
-            ps = [next(w) for w in each]
-            return [fn.fma(ps[i // len(columns)], xs[i % len(columns)], a) for i, a in enumerate(acc)]
-
-        unroll = max(sets, fn.lanes) if fn.target.lane_factors else sets
-        main = fn.mul(fn.divu(keys, unroll), unroll)
-        with fn.loop(0, main, unroll, init + [fn.const(0.0, fn.vec(F32))] * (n * (sets - 1))) as lp:
-            out, each = list(lp.carried), weights(lp.iv, unroll)
-            for u in range(unroll):
-                at = u % sets * n
-                out[at : at + n] = step(fn.add(lp.iv, u), each, out[at : at + n])
-            lp.yield_(*out)
-        acc = lp.results[:n]
-        if sets == 2:
-            acc = [fn.add(x, y) for x, y in zip(acc, lp.results[n:], strict=True)]
-        with fn.loop(main, keys, 1, acc) as tail:
-            tail.yield_(*step(tail.iv, weights(tail.iv, 1), tail.carried))
-        for i, x in enumerate(tail.results):
-            fn.store(x, fn.gep(o, i // len(columns) * spec.v_pad + columns[i % len(columns)], F32))
-    fn.done()
-
-
 def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
     """Emits `<name>_rows(args, scratch, b, several, h, row0, rows, lo, hi, partial, begun)` and returns its symbol.
 
@@ -203,9 +87,9 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
     symbol = f"{name}_rows"
     if symbol in module.functions:
         return symbol
-    for rows in (1, 2, _GROUP):
-        _emit_scores(module, spec, rows)
-        _emit_values(module, spec, rows)
+    for rows in (1, 2, GROUP):
+        emit_scores(module, spec, rows)
+        emit_values(module, spec, rows)
     sizes = [(x, I64) for x in ("b", "several", "h", "row0", "rows", "lo", "hi")]
     fn = Fn(module, symbol, [("args", PTR), ("scratch", PTR), *sizes, ("partial", PTR), ("begun", PTR)], noinline=True)
     _, scratch, b, several, h, row0, rows_, lo, hi, partial, begun = fn.args
@@ -219,57 +103,14 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
             _resume(block, a.pages, begun)
     kp = fn.gep(a.k, offset(fn, a.ks, span.batch, h), spec.k.elem)
     vp = fn.gep(a.v, offset(fn, a.vs, span.batch, h), spec.v.elem)
+    scores = _scores(block, kp)
     with fn.loop(lo, hi, KEYS) as key:
         n = fn.min(fn.sub(hi, key.iv), KEYS)
-        for scales, name in ((a.k_scales, "key_scales"), (a.v_scales, "value_scales")):
-            if scales and spec.paging is not None:
-                copy_page_scales(fn, a, spec, span, scales, h, key.iv, n, at[name])
-            elif scales:
-                copy_scales(fn, scales, span.batch, h, key.iv, n, at[name])
-
-        def scores(first: V, count: V, row: V, after: V) -> None:
-            """Of `count` keys from the first on, which lie from a row of K on; the next block's lie from row `after` on."""
-            k, following = (fn.gep(kp, fn.mul(r, a.ks[2]), spec.k.elem) for r in (row, after))
-            to = fn.gep(at["scores"], first, F32)
-
-            def of(r: V, rows: int) -> None:
-                q = fn.gep(at["query"], fn.mul(r, spec.qk_pad), F32)
-                fn.call(_symbols(spec, rows)[0], [k, a.ks[2], count, q, fn.gep(to, fn.mul(r, KEYS), F32), following])
-
-            _by_groups(fn, rows_, of)
-
-        def values(first: V, count: V, row: V, after: V) -> None:
-            v, following = (fn.gep(vp, fn.mul(r, a.vs[2]), spec.v.elem) for r in (row, after))
-            weights = fn.gep(at["scores"], first, F32)
-
-            def of(r: V, rows: int) -> None:
-                p, alpha = fn.gep(weights, fn.mul(r, KEYS), F32), fn.gep(at["alpha"], r, F32)
-                out = fn.gep(at["out"], fn.mul(r, spec.v_pad), F32)
-                fn.call(_symbols(spec, rows)[1], [v, a.vs[2], count, p, alpha, out, following])
-
-            _by_groups(fn, rows_, of)
-
-        def values_once(first: V, count: V, row: V, after: V) -> None:
-            """What was summed before is scaled by the first keys' call alone."""
-            values(first, count, row, after)
-            with fn.loop(0, rows_) as r:
-                fn.store(fn.const(1.0, F32), fn.gep(at["alpha"], r.iv, F32))
-
-        whole, row = contiguous(fn, a, spec, span, key.iv, n) if spec.paging is not None else (None, key.iv)
-
-        def each(body: Callable[[V, V, V, V], None], by_page: Callable[[V, V, V, V], None]) -> None:
-            if whole is None:
-                body(fn.i64(0), n, row, fn.add(row, KEYS))
-                return
-            with fn.when(whole):
-                body(fn.i64(0), n, row, fn.add(row, KEYS))
-            with fn.when(fn.not_(whole)):
-                each_page(fn, a, spec, span, key.iv, n, by_page, ahead=KEYS)
-
-        each(scores, scores)
+        _copy_scales(block, key.iv, n)
+        _each(block, key.iv, n, scores, scores)
         with fn.loop(0, rows_) as r:
             _softmax_row(block, r.iv, key.iv, n)
-        each(values, values_once)
+        _each(block, key.iv, n, _values(block, vp), _values(block, vp, again=True))
     _store(block, partial)
     fn.done()
     return symbol
@@ -330,8 +171,8 @@ def _by_groups(fn: Fn, rows: V, body: Callable[[V, int], None]) -> None:
         body(fn.i64(0), 1)
     with fn.when(pair):
         body(fn.i64(0), 2)
-    with fn.when(fn.cmp("gt", rows, 2)), fn.loop(0, rows, _GROUP) as r:
-        body(r.iv, _GROUP)
+    with fn.when(fn.cmp("gt", rows, 2)), fn.loop(0, rows, GROUP) as r:
+        body(r.iv, GROUP)
 
 
 def _start(x: _Rows) -> None:
@@ -344,7 +185,7 @@ def _start(x: _Rows) -> None:
         to = fn.gep(at["query"], fn.mul(r.iv, spec.qk_pad), F32)
         for c in range(0, spec.qk_pad, fn.lanes):
             fn.store(fn.mul(load_row(fn, p, spec.elem, spec.head_dim, c), scale), fn.gep(to, c, F32))
-    padded = fn.mul(fn.ceildivu(rows, _GROUP), _GROUP)
+    padded = fn.mul(fn.ceildivu(rows, GROUP), GROUP)
     with fn.loop(fn.mul(rows, spec.qk_pad), fn.mul(padded, spec.qk_pad), fn.lanes) as i:
         fn.store(zero, fn.gep(at["query"], i.iv, F32))
     with fn.loop(0, fn.mul(padded, spec.v_pad), fn.lanes) as i:
@@ -352,6 +193,69 @@ def _start(x: _Rows) -> None:
     for r0 in range(0, spec.few_rows, fn.lanes):
         for name, value in (("maximum", -math.inf), ("total", 0.0), ("alpha", 0.0)):
             fn.store(fn.const(value, fn.vec(F32)), fn.gep(at[name], r0, F32))
+
+
+def _copy_scales(x: _Rows, key0: V, n: V) -> None:
+    """Brings the scales of `n` keys and values from `key0` on to the scratch, where these are codes."""
+    fn, a, spec, at, span = x.fn, x.a, x.spec, x.at, x.span
+    for scales, name in ((a.k_scales, "key_scales"), (a.v_scales, "value_scales")):
+        if scales and spec.paging is not None:
+            copy_page_scales(fn, a, spec, span, scales, x.h, key0, n, at[name])
+        elif scales:
+            copy_scales(fn, scales, span.batch, x.h, key0, n, at[name])
+
+
+def _each(x: _Rows, key0: V, n: V, body: _Keys, by_page: _Keys) -> None:
+    """Calls body(first key, count, row of the cache, row of the next block) for `n` keys from `key0` on: once if they lie side by
+    side, else `by_page` for each page of them."""
+    fn, a, spec = x.fn, x.a, x.spec
+    if spec.paging is None:
+        body(fn.i64(0), n, key0, fn.add(key0, KEYS))
+        return
+    whole, row = contiguous(fn, a, spec, x.span, key0, n)
+    with fn.when(whole):
+        body(fn.i64(0), n, row, fn.add(row, KEYS))
+    with fn.when(fn.not_(whole)):
+        each_page(fn, a, spec, x.span, key0, n, by_page, ahead=KEYS)
+
+
+def _scores(x: _Rows, kp: V) -> _Keys:
+    """Scores keys of K at `kp`, for `_each`."""
+    fn, spec, at, stride = x.fn, x.spec, x.at, x.a.ks[2]
+
+    def body(first: V, count: V, row: V, after: V) -> None:
+        k, following = (fn.gep(kp, fn.mul(r, stride), spec.k.elem) for r in (row, after))
+        to = fn.gep(at["scores"], first, F32)
+
+        def of(r: V, rows: int) -> None:
+            q = fn.gep(at["query"], fn.mul(r, spec.qk_pad), F32)
+            fn.call(kernels_of(spec, rows)[0], [k, stride, count, q, fn.gep(to, fn.mul(r, KEYS), F32), following])
+
+        _by_groups(fn, x.rows, of)
+
+    return body
+
+
+def _values(x: _Rows, vp: V, again: bool = False) -> _Keys:
+    """Adds values of V at `vp` to what was summed before, scaled by the rows' `alpha`, for `_each`; `again`: of one block more than
+    once, so that the first call alone scales."""
+    fn, spec, at, stride = x.fn, x.spec, x.at, x.a.vs[2]
+
+    def body(first: V, count: V, row: V, after: V) -> None:
+        v, following = (fn.gep(vp, fn.mul(r, stride), spec.v.elem) for r in (row, after))
+        weights = fn.gep(at["scores"], first, F32)
+
+        def of(r: V, rows: int) -> None:
+            p, alpha = fn.gep(weights, fn.mul(r, KEYS), F32), fn.gep(at["alpha"], r, F32)
+            out = fn.gep(at["out"], fn.mul(r, spec.v_pad), F32)
+            fn.call(kernels_of(spec, rows)[1], [v, stride, count, p, alpha, out, following])
+
+        _by_groups(fn, x.rows, of)
+        if again:
+            with fn.loop(0, x.rows) as r:
+                fn.store(fn.const(1.0, F32), fn.gep(at["alpha"], r.iv, F32))
+
+    return body
 
 
 def _resume(x: _Rows, pages: Pages, begun: V) -> None:

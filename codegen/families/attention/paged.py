@@ -9,7 +9,8 @@ from functools import partial
 from dhlo.codegen.families.attention.attention import Strides, scale_bits
 from dhlo.codegen.families.attention.cascade import Batch, Count, begun_at, count, count_at, find_runs, number, parts_of_runs
 from dhlo.codegen.families.attention.common import Args, MaskEmitter, Paging, Rows, Span, Spec, first_key
-from dhlo.codegen.families.attention.decode import KEYS, combine_row, combine_scratch_bytes, partial_floats
+from dhlo.codegen.families.attention.decode import combine_row, combine_scratch_bytes, partial_floats
+from dhlo.codegen.families.attention.decode_kernels import KEYS
 from dhlo.codegen.families.attention.prefill import BlockOfRows, Part, emit_parts, prefill_scratch_bytes
 from dhlo.codegen.families.attention.tiles import in_tiles
 from dhlo.codegen.families.box import grain_by_cycles, grain_of, steps_ahead

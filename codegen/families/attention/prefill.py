@@ -33,7 +33,8 @@ from dhlo.codegen.families.attention.common import (
     to_f32_rows,
     weight,
 )
-from dhlo.codegen.families.attention.decode import KEYS, decode_scratch_bytes, emit_rows, partial_floats
+from dhlo.codegen.families.attention.decode import decode_scratch_bytes, emit_rows, partial_floats
+from dhlo.codegen.families.attention.decode_kernels import KEYS
 from dhlo.codegen.families.attention.masks import add_mask, any_hidden, hide_by_position, hide_keys
 from dhlo.codegen.families.attention.tiles import (
     configure,

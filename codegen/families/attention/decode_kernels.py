@@ -1,0 +1,129 @@
+"""What attention of few query rows calls for a block of keys: dot products with up to 4 rows at a time, and sums of values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dhlo.codegen.families.attention.common import Spec, load_row
+from dhlo.codegen.families.broadcast import broadcast_each
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, PTR, Fn, KernelModule, V
+
+__all__ = ["GROUP", "KEYS", "emit_scores", "emit_values", "kernels_of"]
+
+GROUP = 4  # rows scored together
+KEYS = 64  # keys of a block
+
+
+def kernels_of(spec: Spec, rows: int) -> tuple[str, str]:
+    """The symbols of what `emit_scores` and `emit_values` emit."""
+    return f"attn_dot{spec.head_dim}_{spec.k.elem}_{rows}", f"attn_acc{spec.value_dim}_{spec.v.elem}_{rows}"
+
+
+def emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
+    """`attn_dot..(k, ldk, keys, q, s, next)`: s[row][key] = q[row] . k[key] for `rows` rows. The sums of lanes / rows keys make
+    up a vector; as many such sets are computed at once as leave half of the registers for operands. Rows from `next` on are
+    prefetched."""
+    name = kernels_of(spec, rows)[0]
+    if name in module.functions:
+        return
+    fn = Fn(module, name, [("k", PTR), ("ldk", I64), ("keys", I64), ("q", PTR), ("s", PTR), ("next", PTR)], noinline=True)
+    k, ldk, keys, q, s, after = fn.args
+    step = fn.lanes // rows
+    sets = max(1, fn.target.registers // 2 // fn.lanes)
+    last = fn.sub(keys, 1)
+    with fn.loop(0, keys, step * sets) as lp:
+        # keys beyond the last repeat it: their scores are masked later
+        row = [fn.mul(fn.min(fn.add(lp.iv, i), last), ldk) for i in range(step * sets)]
+        acc: list[V] = []
+        for c in range(0, spec.qk_pad, fn.lanes):
+            qs = [fn.load(fn.gep(q, r * spec.qk_pad + c, F32), fn.vec(F32)) for r in range(rows)]
+            for i, at in enumerate(row):
+                x = load_row(fn, fn.gep(k, at, spec.k.elem), spec.k.elem, spec.head_dim, c)
+                if rows > 1:
+                    _prefetch_next(fn, after, at, c, spec.k.elem)
+                for r in range(rows):
+                    if c == 0:
+                        acc.append(fn.mul(x, qs[r]))
+                    else:
+                        acc[i * rows + r] = fn.fma(x, qs[r], acc[i * rows + r])
+        for first in range(0, step * sets, step):
+            sums = _sum_each(fn, [acc[(first + i) * rows + r] for r in range(rows) for i in range(step)])
+            for r in range(rows):
+                part = fn.shuffle(sums, sums, range(r * step, (r + 1) * step)) if rows > 1 else sums
+                fn.store(part, fn.gep(fn.gep(s, r * KEYS, F32), fn.add(lp.iv, first), F32))
+    fn.done()
+
+
+def _prefetch_next(fn: Fn, after: V, at: V, c: int, elem: str) -> None:
+    """Asks for column `c` of a row of what comes next, `at` elements behind `after`, so that memory works while this one computes.
+
+    That is the next block of keys, whatever the machine. A single row computes next to nothing: its stream is memory's.
+    """
+    if c * BITS[elem] // 8 % 64 == 0:
+        fn.prefetch(fn.gep(fn.gep(after, at, elem), c, elem), locality=2)
+
+
+def _sum_each(fn: Fn, xs: list[V]) -> V:
+    """Lane i is the sum of vector i of as many as there are lanes:
+    pairs of vectors are folded into one, halving the lanes each still needs."""
+    width = fn.lanes // 2
+    while len(xs) > 1:
+        # vector i keeps blocks of `width` lanes; its partner of the upper half moves into the others
+        low = [lane if not lane & width else fn.lanes + lane - width for lane in range(fn.lanes)]
+        high = [lane + width if not lane & width else fn.lanes + lane for lane in range(fn.lanes)]
+        half = len(xs) // 2
+        xs = [fn.add(fn.shuffle(xs[i], xs[i + half], low), fn.shuffle(xs[i], xs[i + half], high)) for i in range(half)]
+        width //= 2
+    return xs[0]
+
+
+def emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
+    """`attn_acc..(v, ldv, keys, p, alpha, o, next)`: o[row] = alpha[row] * o[row] + sum over keys of p[row][key] * v[key]. Rows
+    from `next` on are prefetched."""
+    name = kernels_of(spec, rows)[1]
+    if name in module.functions:
+        return
+    args = [("v", PTR), ("ldv", I64), ("keys", I64), ("p", PTR), ("alpha", PTR), ("o", PTR), ("next", PTR)]
+    fn = Fn(module, name, args, noinline=True)
+    v, ldv, keys, p, alpha, o, after = fn.args
+    vectors = spec.v_pad // fn.lanes
+    most = fn.target.registers * 3 // 4  # accumulators; the rest holds a row of V and weights
+    passes = -(-vectors * rows // most)
+    for i in range(passes):
+        columns = [c * fn.lanes for c in range(vectors * i // passes, vectors * (i + 1) // passes)]
+        sets = 2 if rows * len(columns) <= most // 3 else 1  # independent sums enough to hide the latency of FMA
+        init = [
+            fn.mul(fn.load(fn.gep(o, r * spec.v_pad + c, F32), fn.vec(F32)), fn.splat(fn.load(fn.gep(alpha, r, F32), F32)))
+            for r in range(rows)
+            for c in columns
+        ]
+        n = len(init)
+
+        def weights(key: V, count: int) -> list[Iterator[V]]:
+            """Of each row, those of `count` keys in turn."""
+            return [broadcast_each(fn, fn.gep(fn.gep(p, r * KEYS, F32), key, F32), count, F32, fn.lanes) for r in range(rows)]
+
+        def step(key: V, each: list[Iterator[V]], acc: list[V], columns: list[int] = columns) -> list[V]:
+            at = fn.mul(key, ldv)
+            xs = [load_row(fn, fn.gep(v, at, spec.v.elem), spec.v.elem, spec.value_dim, c) for c in columns]
+            for c in columns if rows > 1 else ():
+                _prefetch_next(fn, after, at, c, spec.v.elem)
+            ps = [next(w) for w in each]
+            return [fn.fma(ps[i // len(columns)], xs[i % len(columns)], a) for i, a in enumerate(acc)]
+
+        unroll = max(sets, fn.lanes) if fn.target.lane_factors else sets
+        main = fn.mul(fn.divu(keys, unroll), unroll)
+        with fn.loop(0, main, unroll, init + [fn.const(0.0, fn.vec(F32))] * (n * (sets - 1))) as lp:
+            out, each = list(lp.carried), weights(lp.iv, unroll)
+            for u in range(unroll):
+                at = u % sets * n
+                out[at : at + n] = step(fn.add(lp.iv, u), each, out[at : at + n])
+            lp.yield_(*out)
+        acc = lp.results[:n]
+        if sets == 2:
+            acc = [fn.add(x, y) for x, y in zip(acc, lp.results[n:], strict=True)]
+        with fn.loop(main, keys, 1, acc) as tail:
+            tail.yield_(*step(tail.iv, weights(tail.iv, 1), tail.carried))
+        for i, x in enumerate(tail.results):
+            fn.store(x, fn.gep(o, i // len(columns) * spec.v_pad + columns[i % len(columns)], F32))
+    fn.done()

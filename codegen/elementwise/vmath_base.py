@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable, Sequence
 
-from dhlo.codegen.kernel_ir.builder import F32, F64, I1, I32, I64, Fn, V, vec
+from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, I64, Fn, V, vec
 
 __all__ = [
     "ARITY",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 Emit = Callable[..., V]
+
+_MANY_COEFFICIENTS = 4  # of a polynomial
 
 ULP: dict[str, float] = {}
 ARITY: dict[str, int] = {}
@@ -68,10 +71,30 @@ def call(fn: Fn, name: str, *args: V) -> V:
 
 def poly(f: Fn, x: V, coefs: Sequence[float]) -> V:
     """Horner's scheme with fma, highest power first."""
-    acc = f.const(coefs[0], x.type)
-    for c in coefs[1:]:
-        acc = f.fma(acc, x, f.const(c, x.type))
+    registers_are_few = f.target.registers < 32 and x.lanes * BITS[x.elem] >= f.target.vector_bits
+    if registers_are_few and len(coefs) >= _MANY_COEFFICIENTS:
+        acc, *others = _from_memory(f, x, coefs)
+    else:
+        acc, *others = (f.const(c, x.type) for c in coefs)
+    for c in others:
+        acc = f.fma(acc, x, c)
     return acc
+
+
+def _from_memory(f: Fn, x: V, coefs: Sequence[float]) -> list[V]:
+    """Coefficients in vectors like `x`, which multiply-adds can read from memory. Constants LLVM would keep in registers across a
+    loop that hasn't as many, and copy from one to another."""
+    bits = BITS[x.elem]
+    numbers = [struct.pack(">f" if x.elem == F32 else ">d", c).hex().upper() for c in coefs for _ in range(x.lanes)]
+    name = f"vm_coefs_{hashlib.sha256(' '.join(numbers).encode()).hexdigest()[:10]}"
+    if name not in f.module.globals:
+        text, n = ", ".join(f"0x{number}" for number in numbers), len(numbers)
+        align = f.target.vector_bits // 8
+        f.module.add_constant(
+            name, f"(dense<[{text}]> : tensor<{n}xf{bits}>) {{alignment = {align} : i64}} : !llvm.array<{n} x f{bits}>"
+        )
+    first = f.opaque(f.address_of(name))
+    return [f.load(f.gep(first, i * x.lanes, x.elem), x.type) for i in range(len(coefs))]
 
 
 def _ity(x: V) -> str:

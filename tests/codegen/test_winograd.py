@@ -411,7 +411,7 @@ def launched(conv: Conv, sizes: tuple[int, ...], threads: int = 2) -> str:
     x, weight = operands(conv, sizes)
     params, _ = conv_params(conv, x, weight)
     (launch,) = functools.cache(build_conv)(conv).record(num_threads=threads, **params)
-    if len(launch.args) < 20:
+    if len(launch.args) < len(FIELDS):
         return "direct"
     rows, th, tw = (int(launch.args[FIELDS.index(n)]) for n in ("rows", "th", "tw"))
     assert rows == sizes[0] * th

@@ -10,7 +10,7 @@ from dhlo.codegen.families.gemm.multiply_add import as_vector_of, widened_pair
 from dhlo.codegen.families.gemm.register_tile import TileSpec, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, PTR, Fn, V, vec
 
-__all__ = ["PACKING_FIELDS", "PackedRows", "Panel", "RowsInPlace", "RowsToPack", "after_sums", "opaque"]
+__all__ = ["PACKING_FIELDS", "PackedRows", "Panel", "RowsInPlace", "RowsToPack", "after_sums"]
 
 PACKING_FIELDS = 5
 """Numbers that tell a micro-kernel what it packs."""
@@ -26,7 +26,7 @@ class Panel:
     def __init__(self, fn: Fn, elem: str, spec: TileSpec, b: V) -> None:
         self.fn, self.elem, self.spec, self.b = fn, elem, spec, b
         # The elements of a unit are loaded each by itself, as both would take registers: LLVM mustn't see that they are the same.
-        self.parts = [b, *(opaque(fn, b) for _ in range(1, spec.left_parts(elem)))]
+        self.parts = [b, *(fn.opaque(b) for _ in range(1, spec.left_parts(elem)))]
 
     def at(self, k: V) -> list[V]:
         """Addresses of a step of k, one for each part of a unit."""
@@ -135,7 +135,7 @@ class RowsInPlace(PackedRows):
     def at(self, k: V, pointers: Sequence[V]) -> list[tuple[V, int]]:
         fn, strides, out = self.fn, self.fn.target.strides, list[tuple[V, int]]()
         for p, first in zip(pointers, range(0, self.mr, strides), strict=True):
-            here = opaque(fn, p)
+            here = fn.opaque(p)
             out += [(fn.gep(here, fn.mul(self.lda, i), self.elem), 0) for i in range(min(strides, self.mr - first))]
         return out
 
@@ -150,12 +150,6 @@ class RowsInPlace(PackedRows):
         # In both halves of each lane: LLVM would keep pairs in registers for the second number, and has none left.
         number = fn.load(fn.gep(base, u * parts + which, _I16), _I16)
         return fn.bitcast(fn.shl(as_vector_of(fn, part, fn.splat(number, lanes * parts)), 16), F32)
-
-
-def opaque(fn: Fn, p: V) -> V:
-    """The same address in a register of its own: it passes through an empty inline assembly, behind which LLVM can't see what it
-    is."""
-    return fn.op(PTR, f'llvm.inline_asm "", "=r,0" {p.name} : (!llvm.ptr) -> !llvm.ptr')
 
 
 def after_sums(fn: Fn, p: V, sums: Sequence[V]) -> V:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from dhlo.codegen.elementwise.rules import narrow as rounded
 from dhlo.codegen.families.gemm.register_tile import BF16, accumulator
-from dhlo.codegen.families.gemm.sides import opaque
 from dhlo.codegen.kernel_ir.builder import BITS, Fn, V, vec
 
 __all__ = ["RoundedTile", "TileMemory", "rounded_together"]
@@ -31,7 +30,7 @@ class TileMemory:
 
     def store(self, sums: Sequence[V]) -> None:
         """Stores the sums, which are by row and vector."""
-        for p, x in zip(self._known or self._cells(opaque(self.fn, self.tile)), sums, strict=True):
+        for p, x in zip(self._known or self._cells(self.fn.opaque(self.tile)), sums, strict=True):
             self.fn.store(x, p)
 
     def _cells(self, tile: V) -> list[V]:
@@ -62,7 +61,7 @@ class RoundedTile(TileMemory):
 
     def _store_rounded(self, sums: Sequence[V]) -> list[V]:
         """Two vectors at a time, which are shortened together."""
-        fn, to = self.fn, opaque(self.fn, self.to)
+        fn, to = self.fn, self.fn.opaque(self.to)
         for i in range(self.rows):
             row = fn.gep(to, fn.mul(self.apart, i), self.dtype)
             for v in range(0, self.vectors, 2):

@@ -48,19 +48,7 @@ def inspect_file(
         raise DhloError("a profile is shown in a report: give --html, too")
     check_apart([html], [path] if profile is None else [path, profile])
     times = read_profile(profile) if profile is not None else None
-    facts: dict[str, str] = {}
-    if path.suffix == ".pt2":
-        with reporter(progress) as tell:
-            artifact = build(read_program(path, modules), Options(name=path.stem, progress=progress), tell)[1]
-        infos = {"": ModelInfo.of(artifact.metadata)}
-    else:
-        with open_sections(path) as sections:
-            sections.verify()
-            infos = read_infos(sections)
-            facts["SHA-256"] = f"{sections.file_digest.hex()} (all sections verified)"
-            facts["signature"] = describe_signature(path, sections.file_digest)
-            if (weights := weights_of(sections)).name:
-                facts["weights file"] = f"{weights.name}, {_state_of(path, weights)}"
+    infos, facts = _read(path, modules, progress)
     if html is not None:
         write_bytes(html, render_report(infos, facts, times).encode())
         console().print(f"{html}: the report of {path}")
@@ -76,28 +64,57 @@ def inspect_file(
     if not (contract or groups or kernels or buffers):
         _summary(info, meta, facts)
     if groups:
-        print_table(
-            f"{len(meta['groups'])} groups",
-            ("#", "anchor", "ops", "results"),
-            ((n, g["anchor"], _ops(g["ops"]), ", ".join(map(type_for_people, g["results"]))) for n, g in enumerate(meta["groups"])),
-            right=("#",),
-        )
+        _print_groups(meta)
     if kernels:
-        launches = info.level["launches"]
-        counts = Counter(launches)
-        print_table(
-            f"{len(counts)} kernels, {len(launches)} launch sites{_of(info)}",
-            ("kernel", "launch sites"),
-            counts.most_common(),
-            right=("launch sites",),
-        )
+        _print_kernels(info)
     if buffers:
-        print_table(
-            f"{len(info.level['arena'])} buffers in the arena{_of(info)}",
-            ("buffer", "bytes", "from step", "to step"),
-            ((b["name"], b["bytes"], b["first"], b["last"]) for b in info.level["arena"]),
-            right=("from step", "to step"),
-        )
+        _print_buffers(info)
+
+
+def _read(path: Path, modules: Sequence[str], progress: bool) -> tuple[dict[str, ModelInfo], dict[str, str]]:
+    """A model's entries, and facts about its file, all of whose bytes are verified."""
+    if path.suffix == ".pt2":
+        with reporter(progress) as tell:
+            artifact = build(read_program(path, modules), Options(name=path.stem, progress=progress), tell)[1]
+        return {"": ModelInfo.of(artifact.metadata)}, {}
+    with open_sections(path) as sections:
+        sections.verify()
+        facts = {
+            "SHA-256": f"{sections.file_digest.hex()} (all sections verified)",
+            "signature": describe_signature(path, sections.file_digest),
+        }
+        if (weights := weights_of(sections)).name:
+            facts["weights file"] = f"{weights.name}, {_state_of(path, weights)}"
+        return read_infos(sections), facts
+
+
+def _print_groups(meta: dict[str, Any]) -> None:
+    print_table(
+        f"{len(meta['groups'])} groups",
+        ("#", "anchor", "ops", "results"),
+        ((n, g["anchor"], _ops(g["ops"]), ", ".join(map(type_for_people, g["results"]))) for n, g in enumerate(meta["groups"])),
+        right=("#",),
+    )
+
+
+def _print_kernels(info: ModelInfo) -> None:
+    launches = info.level["launches"]
+    counts = Counter(launches)
+    print_table(
+        f"{len(counts)} kernels, {len(launches)} launch sites{_of(info)}",
+        ("kernel", "launch sites"),
+        counts.most_common(),
+        right=("launch sites",),
+    )
+
+
+def _print_buffers(info: ModelInfo) -> None:
+    print_table(
+        f"{len(info.level['arena'])} buffers in the arena{_of(info)}",
+        ("buffer", "bytes", "from step", "to step"),
+        ((b["name"], b["bytes"], b["first"], b["last"]) for b in info.level["arena"]),
+        right=("from step", "to step"),
+    )
 
 
 def _state_of(path: Path, weights: WeightsReference) -> str:

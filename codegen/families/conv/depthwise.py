@@ -6,7 +6,7 @@ import hashlib
 
 from dhlo.codegen.families.conv.depthwise_bytes import ByteRows
 from dhlo.codegen.families.conv.depthwise_rows import HELD, PaddedRows, Rows
-from dhlo.codegen.families.conv.pack import CACHE_LINE, load_bounds, load_geometry
+from dhlo.codegen.families.conv.pack import CACHE_LINE, Geometry, load_bounds, load_geometry
 from dhlo.codegen.families.conv.padded import emit_pad_rows
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.kernel_ir.builder import PTR, Fn, V
@@ -117,23 +117,27 @@ def emit_depthwise_kernel(p: ConvParams) -> str:
                 with f.when(f.cmp("gt", count, 0)):
                     compute = f.load(f.gep(f.address_of(table), n, PTR), PTR)
                     f.call_ptr(compute, [args, x, w, beyond, z0, y0, x0, f.gep(out, first, p.elem), width, count])
-        row = f.add(f.mul(plane, geo.oh), row0)
-        one = f.i64(1)
-
-        def whole() -> list[V]:
-            f.call_ptr(geo.epilogue, [geo.eargs, tile, width, image, m, f.mul(row, geo.ow), one, f.mul(rows, width)])
-            return []
-
-        def by_row() -> list[V]:
-            with f.loop(0, rows) as lr:
-                n0 = f.add(f.mul(f.add(row, lr.iv), geo.ow), c0)
-                line = f.gep(tile, f.mul(lr.iv, width), p.elem)
-                f.call_ptr(geo.epilogue, [geo.eargs, line, width, image, m, n0, one, width])
-            return []
-
-        f.if_else(f.cmp("eq", width, geo.ow), whole, by_row, [])
+        _hand_over(p, f, geo, tile, (image, m), f.add(f.mul(plane, geo.oh), row0), rows, c0, width)
     f.done()
     return f.name
+
+
+def _hand_over(p: ConvParams, f: Fn, geo: Geometry, tile: V, of: tuple[V, V], row: V, rows: V, c0: V, width: V) -> None:
+    """Gives the epilogue `rows` rows of `width` sums from column `c0` on, `of` an image and channel: at once if they are whole."""
+    one = f.i64(1)
+
+    def whole() -> list[V]:
+        f.call_ptr(geo.epilogue, [geo.eargs, tile, width, *of, f.mul(row, geo.ow), one, f.mul(rows, width)])
+        return []
+
+    def by_row() -> list[V]:
+        with f.loop(0, rows) as lr:
+            n0 = f.add(f.mul(f.add(row, lr.iv), geo.ow), c0)
+            line = f.gep(tile, f.mul(lr.iv, width), p.elem)
+            f.call_ptr(geo.epilogue, [geo.eargs, line, width, *of, n0, one, width])
+        return []
+
+    f.if_else(f.cmp("eq", width, geo.ow), whole, by_row, [])
 
 
 def _prefetch(f: Fn, start: V, size: V) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from dhlo.codegen.backends.cpu import llvm
 from dhlo.codegen.elementwise import vmath
 from dhlo.codegen.kernel_ir.builder import F32, F64, I64, PTR, Fn, KernelModule, vec
+from dhlo.codegen.target import Target, parse_target
 from dhlo.ir.dialect import Op
 from dhlo.ir.nans import ACTIVATIONS
 from tests.codegen.subnormals import CAN_TELL, touches_subnormals
@@ -22,9 +24,9 @@ LANES = TARGET.lanes(F32)
 PAD = 64  # a multiple of all lane counts
 
 
-def build(names: list[str], elem: str, lanes: int) -> llvm.Jit:
-    """A module with a function `t_<name>(x0.., out, n)` for each name; n is a multiple of the lanes."""
-    m = KernelModule(TARGET)
+def lower(names: list[str], elem: str, lanes: int, target: Target = TARGET) -> str:
+    """LLVM IR of a function `t_<name>(x0.., out, n)` for each name; n is a multiple of the lanes."""
+    m = KernelModule(target)
     for name in names:
         k = vmath.ARITY[name]
         f = Fn(m, f"t_{name}", [*((f"x{i}", PTR) for i in range(k)), ("o", PTR), ("n", I64)], internal=False)
@@ -33,7 +35,12 @@ def build(names: list[str], elem: str, lanes: int) -> llvm.Jit:
             args = [f.load(f.gep(p, lp.iv, elem), ty) for p in f.args[:k]]
             f.store(vmath.call(f, name, *args), f.gep(f.args[k], lp.iv, elem))
         f.done()
-    return llvm.Jit([llvm.compile_object(llvm.lower_to_llvm_ir(m.text(), TARGET), TARGET)])
+    return llvm.lower_to_llvm_ir(m.text(), target)
+
+
+def build(names: list[str], elem: str, lanes: int) -> llvm.Jit:
+    """The functions of `lower`, compiled."""
+    return llvm.Jit([llvm.compile_object(lower(names, elem, lanes), TARGET)])
 
 
 def run(jit: llvm.Jit, name: str, *xs: Array) -> Array:
@@ -187,6 +194,18 @@ def test_normal_distribution_function(vector_jit: llvm.Jit) -> None:
     assert (error[near] / want[near]).max() <= 1.5e-6
     far = (x >= -6) & (x < -3)
     assert (error[far] / want[far]).max() <= 1.5e-4
+
+
+@pytest.mark.skipif(not TARGET.is_x86, reason="looks at code for x86-64")
+@pytest.mark.parametrize("name, operands", [("x86-64-v3", 14), ("x86-64-v4", 0)])
+def test_coefficients_are_operands_where_registers_are_few(name: str, operands: int) -> None:
+    """Of two polynomials of 10 and 6 coefficients, all but the first ones; nothing is moved between registers in their loop."""
+    target = parse_target(name)
+    text = llvm.emit_assembly(lower(["normal_cdf"], F32, target.lanes(F32), target), target)
+    (loop,) = (part for part in re.split(r"\n\.L\w+:", text) if "vfm" in part)
+    assert loop.count("vfm") == 15
+    assert len(re.findall(r"vfm\S+\s+\d+\(%r\w+\)", loop)) == operands
+    assert not re.search(r"vmovaps\s+%[xy]mm\d+, %[xy]mm\d+", loop)
 
 
 def test_signed_zero_results_of_two_operands(vector_jit: llvm.Jit) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I32, I64, Fn, V, vec
 
-__all__ = ["Bounds", "Stored", "load_column_pairs", "load_elements", "load_pairs", "load_rows"]
+__all__ = ["Bounds", "Stored", "load_column_pairs", "load_elements", "load_pairs"]
 
 Bounds = tuple[V, V] | None
 """Where an image's memory begins and ends, for targets on which masked loads of 16-bit elements are loads of each."""
@@ -46,23 +45,6 @@ def load_elements(
         high = f.masked_load(f.gep(at, lanes, p.elem), f.shuffle(mask, mask, range(lanes, 2 * lanes)), zero)
         return f.shuffle(low, high, range(0, 2 * lanes, 2))
     return f.gather(f.gep(at, f.dense([i * step for i in range(lanes)], I32), p.elem), mask, zero)
-
-
-def load_rows(f: Fn, p: Stored, starts: Sequence[V], lanes: int, mask: V, bounds: Bounds) -> list[V]:
-    """As `load_elements`, of several rows whose addresses don't fall: one comparison with the bounds is for all of them."""
-
-    def rows(bounds: Bounds, mask: V | None = mask) -> list[V]:
-        return [load_elements(f, p, at, lanes, mask=mask, bounds=bounds) for at in starts]
-
-    if bounds is None:
-        return rows(None)
-    zero = f.const(0, vec(p.elem, lanes))
-    return f.if_else(
-        _inside(f, starts[0], starts[-1], lanes, bounds),
-        lambda: [f.select(mask, x, zero) for x in rows(None, None)],
-        lambda: rows(bounds),
-        [zero.type] * len(starts),
-    )
 
 
 def load_pairs(
@@ -133,12 +115,7 @@ def _loaded(f: Fn, at: V, lanes: int, mask: V | None, bounds: Bounds) -> V:
     zero = f.const(0, ty)
     if bounds is None:
         return f.masked_load(at, mask, zero)
-    inside = _inside(f, at, at, lanes, bounds)
-    return f.if_else(inside, lambda: [f.select(mask, f.load(at, ty), zero)], lambda: [f.masked_load(at, mask, zero)], [ty])[0]
-
-
-def _inside(f: Fn, first: V, last: V, lanes: int, bounds: tuple[V, V]) -> V:
-    """Whether vectors of 16-bit elements from `first` to `last`, and what lies between, are within the bounds."""
     begin, end = (f.ptr_to_int(x) if x.type != I64 else x for x in bounds)
-    beyond = f.add(f.ptr_to_int(last), lanes * BITS[_I16] // 8)
-    return f.and_(f.cmp("ge", f.ptr_to_int(first), begin), f.cmp("le", beyond, end))
+    first = f.ptr_to_int(at)
+    inside = f.and_(f.cmp("ge", first, begin), f.cmp("le", f.add(first, lanes * BITS[_I16] // 8), end))
+    return f.if_else(inside, lambda: [f.select(mask, f.load(at, ty), zero)], lambda: [f.masked_load(at, mask, zero)], [ty])[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dhlo.codegen.families.conv.image import load_rows
+from dhlo.codegen.families.conv.image import load_elements
 from dhlo.codegen.families.conv.pack import CACHE_LINE
 from dhlo.codegen.families.conv.quantised_weights import load_codes
 from dhlo.codegen.families.conv.winograd_blocking import STRIP, Blocking
@@ -50,8 +50,11 @@ def emit_inputs(module: KernelModule, b: Blocking) -> str:
 
             def rows(y: V = y, column: V = column, mask: V = mask) -> list[V]:
                 start = f.gep(x, f.add(f.mul(y, sxh), column), b.stored)
-                starts = [f.gep(start, offset, b.stored) for offset in offsets]
-                return transpose_block(f, load_rows(f, b, starts, lanes, mask, bounds))
+
+                def load(offset: V) -> V:
+                    return load_elements(f, b, f.gep(start, offset, b.stored), lanes, mask=mask, bounds=bounds)
+
+                return transpose_block(f, [load(o) for o in offsets])
 
             def nothing() -> list[V]:
                 return [zero] * lanes

@@ -56,7 +56,7 @@ def narrow(w: Workload, dtype: torch.dtype) -> Workload:
     def inputs(*shape: int) -> tuple[Any, ...]:
         return tuple(x.to(dtype) for x in w.inputs(*shape))
 
-    # Of means of narrow numbers torch compares strides, and doesn't see that what it finds is always so.
+    # A mean of narrow numbers (ConvNeXt's) makes torch guard a comparison of strides that always holds, which it can't prove.
     options = {**w.export_options, "prefer_deferred_runtime_asserts_over_guards": True}
     return replace(w, make=make, inputs=inputs, dtype=dtype, export_options=options)
 

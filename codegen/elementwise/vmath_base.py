@@ -71,8 +71,8 @@ def call(fn: Fn, name: str, *args: V) -> V:
 
 def poly(f: Fn, x: V, coefs: Sequence[float]) -> V:
     """Horner's scheme with fma, highest power first."""
-    registers_are_few = f.target.registers < 32 and x.lanes * BITS[x.elem] >= f.target.vector_bits
-    if registers_are_few and len(coefs) >= _MANY_COEFFICIENTS:
+    whole = x.lanes * BITS[x.elem] >= f.target.vector_bits
+    if f.target.reads_factors and whole and len(coefs) >= _MANY_COEFFICIENTS:
         acc, *others = _from_memory(f, x, coefs)
     else:
         acc, *others = (f.const(c, x.type) for c in coefs)
@@ -82,19 +82,22 @@ def poly(f: Fn, x: V, coefs: Sequence[float]) -> V:
 
 
 def _from_memory(f: Fn, x: V, coefs: Sequence[float]) -> list[V]:
-    """Coefficients in vectors like `x`, which multiply-adds can read from memory. Constants LLVM would keep in registers across a
-    loop that hasn't as many, and copy from one to another."""
-    bits = BITS[x.elem]
-    numbers = [struct.pack(">f" if x.elem == F32 else ">d", c).hex().upper() for c in coefs for _ in range(x.lanes)]
-    name = f"vm_coefs_{hashlib.sha256(' '.join(numbers).encode()).hexdigest()[:10]}"
-    if name not in f.module.globals:
-        text, n = ", ".join(f"0x{number}" for number in numbers), len(numbers)
-        align = f.target.vector_bits // 8
-        f.module.add_constant(
-            name, f"(dense<[{text}]> : tensor<{n}xf{bits}>) {{alignment = {align} : i64}} : !llvm.array<{n} x f{bits}>"
-        )
-    first = f.opaque(f.address_of(name))
+    """Coefficients in vectors like `x`. Constants LLVM would keep in registers across a loop that hasn't as many, and copy from one
+    to another."""
+    values = [c for c in coefs for _ in range(x.lanes)]
+    name = f"vm_coefs_{hashlib.sha256(repr((x.elem, values)).encode()).hexdigest()[:10]}"
+    first = f.opaque(_numbers(f, name, values, x.elem))
     return [f.load(f.gep(first, i * x.lanes, x.elem), x.type) for i in range(len(coefs))]
+
+
+def _numbers(f: Fn, name: str, values: Sequence[float], elem: str) -> V:
+    """The address of a constant table of the module."""
+    if name not in f.module.globals:
+        n, code, align = len(values), ">f" if elem == F32 else ">d", f.target.vector_bits // 8
+        text = ", ".join(f"0x{struct.pack(code, v).hex().upper()}" for v in values)
+        body = f"(dense<[{text}]> : tensor<{n}x{elem}>) {{alignment = {align} : i64}} : !llvm.array<{n} x {elem}>"
+        f.module.add_constant(name, body)
+    return f.address_of(name)
 
 
 def _ity(x: V) -> str:
@@ -176,11 +179,7 @@ def ldexp(f: Fn, x: V, n: V) -> V:
 
 def table(f: Fn, name: str, values: Sequence[float], index: V) -> V:
     """Elements `index` (i32, in range) of a constant f64 table of the module."""
-    if name not in f.module.globals:
-        n = len(values)
-        text = ", ".join(f"0x{struct.pack('>d', v).hex().upper()}" for v in values)
-        f.module.add_constant(name, f"(dense<[{text}]> : tensor<{n}xf64>) : !llvm.array<{n} x f64>")
-    ptrs = f.gep(f.address_of(name), f.cast(index, I64), F64)
+    ptrs = f.gep(_numbers(f, name, values, F64), f.cast(index, I64), F64)
     if not index.lanes:
         return f.load(ptrs, F64)
     return f.gather(ptrs, f.const(True, vec(I1, index.lanes)), f.const(0.0, vec(F64, index.lanes)))

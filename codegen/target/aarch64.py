@@ -37,6 +37,7 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         strides=1,
         mask_registers=False,
         maxima_choose=False,
+        reads_factors=False,
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,
         matrix_dots=matrix_dots,

@@ -67,6 +67,7 @@ class Target:
     registers       how many of them there are
     mask_registers  masks have registers of their own; elsewhere they take vector registers and instructions to make
     maxima_choose   max(a, b) is a where it is larger, else b, so also where one is NaN; elsewhere it is NaN then
+    reads_factors   multiply-adds can read a vector from memory, and registers are too few to hold what loops multiply by
     strides         multiples of a run-time stride, counted from 0, that an address may add to its base
     extras          what some code uses besides, by the features' names
     dots            dot-product instructions by the type of the elements that they multiply: pairs of bf16; four of "i8" or
@@ -93,6 +94,7 @@ class Target:
     strides: int
     mask_registers: bool
     maxima_choose: bool
+    reads_factors: bool
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
     matrix_dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)

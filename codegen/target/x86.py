@@ -73,6 +73,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
         strides=3,  # base + index * {1, 2, 4, 8}
         mask_registers=wide,
         maxima_choose=True,
+        reads_factors=not wide,
         fence="llvm.x86.sse.sfence",
         repeats_memory=wide,
         extras=features,

@@ -404,7 +404,7 @@ class Conv:
         block = f.max(f.min(spread, p.block_panels(swapped)), 1)
         blocks = f.divu(f.add(panels, f.sub(block, 1)), block)
         images = f.max(f.divu(block, f.max(panels, 1)), 1)
-        image_blocks = f.divu(f.add(batch, f.sub(images, 1)), images)
+        image_blocks = f.ceildivu(batch, images)
         count = f.mul(f.mul(image_blocks, blocks), p.groups * p.channel_panels)
         columns = f.mul(f.divu(f.add(positions, f.sub(blocks, 1)), blocks), images)
         with f.wrapping():

@@ -107,16 +107,14 @@ def emit_depthwise_kernel(p: ConvParams) -> str:
                 limits = load_bounds(p, f, args) or ()
                 f.call(emit_pad_rows(p), [source, geo.sxh, height, geo.iw, y0, x0, lines, columns, beyond, ldx, *limits])
             for table, first, count in parts:
-                if padded:
-                    with f.when(f.cmp("gt", count, 0)):
-                        compute = f.load(f.gep(f.address_of(table), n, PTR), PTR)
-                        source = f.gep(beyond, f.mul(first, p.stride[2]), p.elem)
-                        f.call_ptr(compute, [source, w, ldx, f.gep(out, first, p.elem), width, count])
-                    continue
-                x0 = f.sub(f.mul(f.add(c0, first), p.stride[2]), p.padding[2][0])
                 with f.when(f.cmp("gt", count, 0)):
-                    compute = f.load(f.gep(f.address_of(table), n, PTR), PTR)
-                    f.call_ptr(compute, [args, x, w, beyond, z0, y0, x0, f.gep(out, first, p.elem), width, count])
+                    compute, to = f.load(f.gep(f.address_of(table), n, PTR), PTR), f.gep(out, first, p.elem)
+                    if padded:
+                        source = f.gep(beyond, f.mul(first, p.stride[2]), p.elem)
+                        f.call_ptr(compute, [source, w, ldx, to, width, count])
+                    else:
+                        x0 = f.sub(f.mul(f.add(c0, first), p.stride[2]), p.padding[2][0])
+                        f.call_ptr(compute, [args, x, w, beyond, z0, y0, x0, to, width, count])
         _hand_over(p, f, geo, tile, (image, m), f.add(f.mul(plane, geo.oh), row0), rows, c0, width)
     f.done()
     return f.name

@@ -65,6 +65,7 @@ def best_parallel(launches: list[Launch], threads: int, seconds: float = 0.25) -
             t = time.perf_counter()
             for launch, memory in zip(launches, scratch, strict=True):
                 lo, hi = launch.count * w // threads, launch.count * (w + 1) // threads
+                launch.kept[w] = 0
                 launch.kernel(launch.args.ctypes.data, lo, hi, w, memory.ctypes.data)
             spent[w].append(time.perf_counter() - t)
 

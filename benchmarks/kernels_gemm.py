@@ -22,21 +22,20 @@ from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS, kernel_fn, load_args
 from tests.codegen.harness import Launch, Param, Program, TestHost, address, aligned
 from tests.targets import TARGET, TILES
 
-_REPEAT = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)
+_REPEAT = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 8)
 _LANES = TARGET.lanes(F32)
 _CHAINS = TARGET.registers * 3 // 4
 _BATCH_SECONDS = 0.01
 
 
 def emit_repeat(module: KernelModule) -> None:
-    """repeat(kernel, args, begin, end, worker, scratch, times): so that timing costs no interpreter in between."""
-    fn = Fn(
-        module,
-        "repeat",
-        [("kernel", PTR), ("args", PTR), ("begin", I64), ("end", I64), ("worker", I64), ("scratch", PTR), ("times", I64)],
-        internal=False,
-    )
-    with fn.loop(0, fn.args[6]):
+    """repeat(kernel, args, begin, end, worker, scratch, kept, times): so that timing costs no interpreter in between. `kept` is that
+    of the worker."""
+    numbers = [(n, I64) for n in ("begin", "end", "worker")]
+    types = [("kernel", PTR), ("args", PTR), *numbers, ("scratch", PTR), ("kept", PTR), ("times", I64)]
+    fn = Fn(module, "repeat", types, internal=False)
+    with fn.loop(0, fn.args[7]):
+        fn.store(fn.i64(0), fn.args[6])
         fn.call_ptr(fn.args[0], fn.args[1:6])
     fn.done()
 
@@ -141,7 +140,8 @@ class Bench:
 
         def go(w: int, reps: int) -> float:
             t = time.perf_counter()
-            self.repeat(launch.address, launch.args.ctypes.data, bounds[w], bounds[w + 1], w, scratch[w].ctypes.data, reps)
+            memory, kept = scratch[w].ctypes.data, launch.kept[w:].ctypes.data
+            self.repeat(launch.address, launch.args.ctypes.data, bounds[w], bounds[w + 1], w, memory, kept, reps)
             return time.perf_counter() - t
 
         go(0, 1)

@@ -61,6 +61,7 @@ class HostProgram:
         self._service: dict[str, V] = {}
         self._facts: dict[str, V] = {}
         self._args: V | None = None
+        self._kept: V | None = None
         self._group: Group | None = None  # whose launches are being written
 
     def begin_group(self, op: Group) -> None:
@@ -151,6 +152,15 @@ class HostProgram:
         for i, v in enumerate(values):
             self.fn.store(v, self.fn.gep(self._args, i, I64), 8)
         return self._args
+
+    def kept(self) -> V:
+        """An array with a number for each worker, 0 as the next launch begins: one for all launches."""
+        fn = self.fn
+        if self._kept is None:
+            self._kept = fn.alloca(_MOST_THREADS, I64, 8)
+        with fn.loop(0, self.num_threads) as worker:
+            fn.store(fn.i64(0), fn.gep(self._kept, worker.iv, I64), 8)
+        return self._kept
 
     def array(self, values: list[V]) -> V:
         """An argument array of its own on the stack."""

@@ -40,6 +40,10 @@ class HostContext(Protocol):
         """A fact of the machine that the program runs on, by its name in `abi.MACHINE`."""
         ...
 
+    def kept(self) -> V:
+        """An array with a number for each worker, for `Blocks`: 0 as the next launch begins, and its alone."""
+        ...
+
     def launch(self, kernel: str, args: Sequence[V], count: V | int, grain: V | int, scratch: V | int = 0) -> None: ...
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,8 +21,8 @@ __all__ = ["Launch", "Param", "Program", "TestHost", "aligned", "address", "buil
 
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 _LAUNCH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-_HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _LAUNCH, ctypes.c_int64)
-_GUARD = 256
+_HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _LAUNCH, ctypes.c_int64, ctypes.c_void_p)
+_GUARD, _MOST_WORKERS = 256, 64
 
 Array = npt.NDArray[np.generic]
 Param = int | Array
@@ -53,7 +54,7 @@ class TestHost:
     def __init__(self, module: KernelModule, name: str = "test_host", asked: Sequence[str] = ()) -> None:
         """`asked`: facts of the machine that are parameters; the others have their least values."""
         self.module, self.asked = module, asked
-        self.fn = Fn(module, name, [("params", PTR), ("launch", PTR), ("threads", I64)], internal=False)
+        self.fn = Fn(module, name, [("params", PTR), ("launch", PTR), ("threads", I64), ("kept", PTR)], internal=False)
         self.names: list[str] = []
         self._values: dict[str, V] = {}
 
@@ -78,6 +79,9 @@ class TestHost:
     def pointer(self, name: str) -> V:
         """The pointer parameter of that name."""
         return self.fn.int_to_ptr(self.size(name))
+
+    def kept(self) -> V:
+        return self.fn.args[3]
 
     def launch(self, kernel: str, args: Sequence[V], count: V | int, grain: V | int, scratch: V | int = 0) -> None:
         f = self.fn
@@ -114,13 +118,18 @@ class Launch:
     count: int
     grain: int
     scratch: int
+    kept: npt.NDArray[np.int64]  # of each worker; see HostContext.kept
 
-    def run(self, chunks: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Runs the chunks of each worker, one thread a worker; checks that no worker writes past its scratch."""
+    def run(self, chunks: Sequence[Sequence[tuple[int, int]]], between: Callable[[], object] | None = None) -> None:
+        """Runs the chunks of each worker, one thread a worker, and `between` two of them what it says; checks that no worker writes
+        past its scratch."""
         scratch = [aligned(self.scratch + _GUARD) for _ in chunks]
+        self.kept[:] = 0
 
         def work(w: int) -> None:
-            for begin, end in chunks[w]:
+            for i, (begin, end) in enumerate(chunks[w]):
+                if i and between is not None:
+                    between()
                 self.kernel(self.args.ctypes.data, begin, end, w, scratch[w].ctypes.data)
 
         if len(chunks) == 1:
@@ -161,11 +170,15 @@ class Program:
     host: int
     names: tuple[str, ...]
     launches: list[Launch] = field(default_factory=list)
+    between: Callable[[], object] | None = None
 
     def __call__(self, *, num_threads: int = 1, seed: int | None = None, **params: Param) -> None:
         rng = None if seed is None else random.Random(seed)
 
         def run(launch: Launch) -> None:
+            if self.between is not None:
+                launch.run([[(0, 1), (1, launch.count)]], self.between)
+                return
             launch.run(
                 _static_split(launch.count, launch.grain, num_threads)
                 if rng is None
@@ -173,6 +186,15 @@ class Program:
             )
 
         self._call(run, num_threads, params)
+
+    @contextmanager
+    def in_two_ranges(self, between: Callable[[], object]) -> Iterator[None]:
+        """In calls inside of `with` one worker runs each launch: its first item, then what `between` does, then the others."""
+        self.between = between
+        try:
+            yield
+        finally:
+            self.between = None
 
     def record(self, *, num_threads: int = 1, **params: Param) -> list[Launch]:
         """The launches that a call would make, without running them."""
@@ -185,15 +207,16 @@ class Program:
             raise TypeError(f"parameters {sorted(params)} given, {sorted(self.names)} expected")
         values = np.array([address(params[n]) for n in self.names], np.int64)
         errors: list[BaseException] = []
+        kept = np.full(_MOST_WORKERS, -1, np.int64)
 
         def callback(kernel: int, args: int, n: int, count: int, grain: int, scratch: int) -> None:
             try:
                 if count > 0 and not errors:
                     copy = np.array((ctypes.c_int64 * n).from_address(args), np.int64)
-                    on_launch(Launch(_KERNEL(kernel), kernel, copy, count, grain, scratch))
+                    on_launch(Launch(_KERNEL(kernel), kernel, copy, count, grain, scratch, kept))
             except BaseException as e:  # ctypes drops exceptions of callbacks; raised below
                 errors.append(e)
 
-        _HOST(self.host)(values.ctypes.data, _LAUNCH(callback), num_threads)
+        _HOST(self.host)(values.ctypes.data, _LAUNCH(callback), num_threads, kept.ctypes.data)
         if errors:
             raise errors[0]

@@ -207,7 +207,7 @@ def test_blocks_of_several_images(conv: Conv) -> None:
         x, weight = operands(conv, sizes)
         x[3] = np.nan
         (launch,) = build(conv).record(num_threads=1, **conv_params(conv, x, weight)[0])
-        *_, images, blocks = launch.args
+        *_, images, blocks, _ = launch.args
         assert images == sizes[0] >= blocks
         together += images > blocks
         for seed in (None, 1, 2):

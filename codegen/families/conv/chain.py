@@ -129,6 +129,7 @@ class ConvChainFamily(ChoiceFamily):
         epilogue, eargs = epilogue_args(host, self.epilogue)
         pointers = [x, host.constant(self.w1), inner, inner_args, host.constant(self.w2), epilogue, eargs]
         numbers = [f.i64(ins), f.i64(depth), f.i64(channels), ih, iw, h, width, oh, ow, f.mul(sxc, ins), sxc, band, bands, held]
+        numbers.append(host.kept())
         count = f.mul(f.mul(batch, bands), panels)
         vectors = w.panel // w.lanes
         cycles = f.mul(f.mul(held, width), vectors * depth)

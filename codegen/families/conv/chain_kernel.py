@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dhlo.codegen.families.blocks import Blocks
 from dhlo.codegen.families.conv.chain_expand import emit_pack
 from dhlo.codegen.families.conv.chain_window import Window, part_of_row
 from dhlo.codegen.families.conv.microkernel import emit_transpose
@@ -28,12 +29,12 @@ __all__ = ["emit_chain_kernel", "scratch_bytes"]
 
 _FIELDS = (
     "x", "w1", "inner", "inner_args", "w2", "epilogue", "eargs", "in_channels", "depth", "channels", "ih", "iw", "h", "w",
-    "oh", "ow", "sxb", "sxc", "band", "bands", "held",
+    "oh", "ow", "sxb", "sxc", "band", "bands", "held", "kept",
 )  # fmt: skip
 """Arguments. w1, inner, inner_args: weights of the first convolution, and what makes rows of its results; depth: of its sums;
 ih, iw: its image; h, w: its result's, the expanded image; sxb, sxc: strides of batch and channel in elements; band: output rows of
-an item; bands: of an image; held: the most expanded rows that a band needs."""
-_POINTERS = {"x", "w1", "inner", "inner_args", "w2", "epilogue", "eargs"}
+an item; bands: of an image; held: the most expanded rows that a band needs; kept: what workers keep of bands."""
+_POINTERS = {"x", "w1", "inner", "inner_args", "w2", "epilogue", "eargs", "kept"}
 # Output positions transposed and handed to the epilogue together, and how far its tile's rows are apart: not a power of two.
 _POSITIONS, _LD = 128, 144
 
@@ -72,6 +73,7 @@ class _Arguments:
     band: V
     bands: V
     held: V
+    kept: V
 
 
 def _emit_line(w: Window, module: KernelModule, count: int) -> str:
@@ -114,7 +116,7 @@ class _Kernel:
         module.add_pointers(self.lines, [_emit_line(w, module, n + 1) for n in range(w.outputs)])
         self.transpose = emit_transpose(module, w.elem, w.lanes, w.spec)
         self.f = f = kernel_fn(module, w.name)
-        _, self.begin, self.end, _, scratch = f.args
+        *_, scratch = f.args
         types = [PTR if n in _POINTERS else I64 for n in _FIELDS]
         values = load_args(f, [*types, PTR] if w.bounded else types)
         self.a = a = _Arguments(*values[: len(_FIELDS)])
@@ -128,22 +130,20 @@ class _Kernel:
         self.decoded = f.gep(self.packed, f.mul(a.held, self.packed_row), w.elem) if w.decodes else None
 
     def emit(self) -> str:
-        """Walks the bands touched by [begin, end); the panels of a band share its packed input."""
+        """Walks the bands of the kernel's items; the panels of a band share its packed input."""
         f, a, w = self.f, self.a, self.window
-        panels = f.ceildivu(a.channels, w.panel)
-        self.clear_padding()
-        with f.loop(f.divu(self.begin, panels), f.ceildivu(self.end, panels)) as bands:
-            first = f.mul(bands.iv, panels)
-            lo = f.sub(f.max(self.begin, first), first)
-            hi = f.min(f.sub(self.end, first), panels)
-            image, band = f.divu(bands.iv, a.bands), f.remu(bands.iv, a.bands)
+        bands = Blocks(f, a.kept)
+        with f.when(bands.is_first_range()):
+            self.clear_padding()
+        with bands.each(f.ceildivu(a.channels, w.panel)) as (number, lo, hi, other):
+            image, band = f.divu(number, a.bands), f.remu(number, a.bands)
             r0 = f.mul(band, a.band)
             r1 = f.min(f.add(r0, a.band), a.oh)
             y0 = f.min(f.max(f.sub(f.mul(r0, w.stride[0]), w.padding[0][0]), 0), a.h)
             y1 = f.add(f.sub(f.mul(r0, w.stride[0]), w.padding[0][0]), w.span(f.sub(r1, r0), f))
             rows = f.max(f.sub(f.min(y1, a.h), y0), 0)
             x = f.gep(a.x, f.mul(image, a.sxb), w.stored)
-            with f.loop(0, rows) as y:
+            with f.when(other), f.loop(0, rows) as y:
                 to = f.gep(self.packed, f.mul(y.iv, self.packed_row), w.elem)
                 f.call(self.pack, [x, a.sxc, a.in_channels, a.ih, a.iw, f.add(y0, y.iv), a.w, self.slot, to, *self.bounds])
             with f.loop(lo, hi) as panel:

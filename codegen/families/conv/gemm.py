@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dhlo.codegen.families.blocks import Blocks
 from dhlo.codegen.families.conv.microkernel import emit_strided_microkernel, emit_transpose, row_splits, share_of_fetching
 from dhlo.codegen.families.conv.pack import (
     Geometry,
@@ -74,11 +75,12 @@ class ConvKernel:
         self.ukr = {n: self.microkernel(n, p.panel if swapped else p.nr) for n in rows}
         self.transpose = emit_transpose(p.module, p.elem, self.width, p.spec) if swapped else ""
         self.f: Fn = kernel_fn(p.module, self.name)
-        self.args, self.begin, self.end, _, self.scratch = self.f.args
+        self.args, *_, self.scratch = self.f.args
         self.geo: Geometry = load_geometry(self.f, self.args)
         self.gates = load_gates(p, self.f, self.args) if p.gated else None
         self.bounds = load_bounds(p, self.f, self.args)
-        self.touch, self.batch, self.image_blocks = load_last(p, self.f, self.args)
+        self.touch, self.batch, self.image_blocks, kept = load_last(p, self.f, self.args)
+        self.blocks = Blocks(self.f, kept)
         self.touches = self.f.cmp("ne", self.f.ptr_to_int(self.touch), 0)
         self.plain = self.f.const(0, I1)  # the input's positions are the output's
         if p.pointwise and not swapped:
@@ -96,21 +98,22 @@ class ConvKernel:
         return f.gep(f.gep(self.scratch, offset, "i8"), f.mul(index, size) if size else 0, "i8")
 
     def emit(self) -> str:
-        """Walks the blocks touched by [begin, end); within a block, runs of weight panels share the packed input."""
-        f, p, panels = self.f, self.p, self.p.channel_panels
+        """Walks the blocks of the kernel's items; the weight panels of a block share its packed input, or those of a run do where
+        it's packed in parts."""
+        f, p, geo = self.f, self.p, self.geo
         if self.swapped:
             self.table = f.alloca(p.spec.mr + 1, PTR)
             for n, symbol in self.ukr.items():
                 f.store(f.address_of(symbol), f.gep(self.table, n, PTR), 8)
-        with f.loop(f.divu(self.begin, panels), f.ceildivu(self.end, panels)) as blocks:
-            first = f.mul(blocks.iv, panels)
-            lo = f.sub(f.max(self.begin, first), first)
-            hi = f.min(f.sub(self.end, first), panels)
-            images_group = f.divu(blocks.iv, self.geo.blocks)
+        with self.blocks.each(p.channel_panels) as (number, lo, hi, other):
+            images_group = f.divu(number, geo.blocks)
             image, images = self.share(f.divu(images_group, p.groups), self.batch, self.image_blocks)
-            panel, count = self.share(f.remu(blocks.iv, self.geo.blocks), self.geo.panels, self.geo.blocks)
+            panel, count = self.share(f.remu(number, geo.blocks), geo.panels, geo.blocks)
             block = _Block(image, images, f.remu(images_group, p.groups), panel, count)
-            self.coords(block)
+            with f.when(other):
+                self.coords(block)
+                if p.depth_blocks == 1:
+                    self.pack_block(block, f.i64(0), f.i64(p.group_in))
             with f.loop(lo, hi, p.run_panels) as run:
                 self.run(block, run.iv, f.min(f.add(run.iv, p.run_panels), hi))
         f.done()
@@ -163,7 +166,8 @@ class ConvKernel:
             c0 = f.mul(depth.iv, p.block_channels)
             channels = f.min(f.sub(p.group_in, c0), p.block_channels)
             k = f.mul(p.steps(f, channels), p.points)
-            self.pack_block(block, c0, channels)
+            if p.depth_blocks > 1:
+                self.pack_block(block, c0, channels)
             with f.loop(lo, hi) as panel:
                 index = f.add(f.mul(block.group, p.channel_panels), panel.iv)
                 before = f.divu(c0, 2) if p.channel_pairs else c0
@@ -171,9 +175,12 @@ class ConvKernel:
                 slot = f.sub(panel.iv, lo) if p.depth_blocks > 1 else f.i64(0)
                 tiles = self.at(self.layout.tiles, slot, self.layout.tile * self.block)
                 w = self.decoded(at, k) if p.decodes else self.weights(at)
-                # The weights needed next: this depth block of the next panel, or the next depth block of the first.
-                more = f.cmp("lt", f.add(panel.iv, 1), hi)
-                back = f.sub(f.mul(k, p.panel), f.mul(f.sub(panel.iv, lo), p.panel_elements))
+                # The weights needed next: this depth block of the next panel, or the next depth block of the first. Of one depth
+                # block all panels follow each other, though they may come in several ranges.
+                first, end = (lo, hi) if p.depth_blocks > 1 else (f.i64(0), f.i64(p.channel_panels))
+                more = f.cmp("lt", f.add(panel.iv, 1), end)
+                depth_step = f.mul(k, p.panel) if p.depth_blocks > 1 else f.i64(0)
+                back = f.sub(depth_step, f.mul(f.sub(panel.iv, first), p.panel_elements))
                 ahead = self.weights(f.add(at, f.select(more, f.i64(p.panel_elements), back)))
                 if self.layout.wide:
                     self.wide(block, w, ahead, panel.iv, k)

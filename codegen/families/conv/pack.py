@@ -104,12 +104,12 @@ def load_bounds(p: ConvParams, f: Fn, args: V) -> Bounds:
     return (first, last) if p.bounded else None
 
 
-def load_last(p: ConvParams, f: Fn, args: V) -> tuple[V, V, V]:
+def load_last(p: ConvParams, f: Fn, args: V) -> tuple[V, V, V, V]:
     """The last arguments of a launch: what prefetches the memory of an epilogue, null if nothing does; how many images there are,
-    and in how many blocks."""
+    and in how many blocks; what workers keep of blocks."""
     first = len(KERNEL_TYPES) + p.bounded + p.gated
-    touch, batch, blocks = (f.load(f.gep(args, first + i, I64), I64) for i in range(3))
-    return f.int_to_ptr(touch), batch, blocks
+    touch, batch, blocks, kept = (f.load(f.gep(args, first + i, I64), I64) for i in range(4))
+    return f.int_to_ptr(touch), batch, blocks, f.int_to_ptr(kept)
 
 
 def _split_row(f: Fn, geo: Geometry, row: V) -> tuple[V, V]:

@@ -108,7 +108,7 @@ class ConvTiles:
         first = (blocks.row_blocks, blocks.column_blocks)
         host.launch(
             tiles_kernel_name(p),
-            [*shared, *first, blocks.image_blocks, shared[0], end, batch, blocks.plane_blocks, *gates],
+            [*shared, *first, blocks.image_blocks, shared[0], end, batch, blocks.plane_blocks, *gates, host.kept()],
             count,
             grain,
             scratch,

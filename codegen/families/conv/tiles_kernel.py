@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
+from dhlo.codegen.families.blocks import Blocks
 from dhlo.codegen.families.conv.pack import KERNEL_TYPES, load_geometry
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.tiles_form import TileForm
@@ -104,11 +105,12 @@ class TilesKernel:
         self.micro = [emit_tiles_microkernel(p.module, form.elem, spec, high, rows_first, listed=True) for high in (1, 2)]
         self.turn = _emit_turn(p)
         self.f = f = kernel_fn(p.module, tiles_kernel_name(p))
-        _, self.begin, self.end, _, self.scratch = f.args
+        *_, self.scratch = f.args
         self.geo = load_geometry(f, f.args[0])
         self.image_blocks, self.row_blocks, self.column_blocks = self.geo.flat, self.geo.panels, self.geo.blocks
-        types = [*KERNEL_TYPES, PTR, PTR, I64, I64, *([PTR] if p.gated else [])]
-        begin, end, self.batch, self.plane_blocks, *self.gates = load_args(f, types)[len(KERNEL_TYPES) :]
+        types = [*KERNEL_TYPES, PTR, PTR, I64, I64, *([PTR] if p.gated else []), PTR]
+        begin, end, self.batch, self.plane_blocks, *self.gates, kept = load_args(f, types)[len(KERNEL_TYPES) :]
+        self.blocks = Blocks(f, kept)
         self.bounds = (begin, end)
         rows, columns = f.ceildivu(self.geo.oh, self.row_blocks), f.ceildivu(self.geo.ow, self.column_blocks)
         self.planes = f.add(f.ceildivu(self.geo.od, self.plane_blocks), form.deep.reach)
@@ -120,16 +122,15 @@ class TilesKernel:
         self.image = f.gep(self.outputs, _outputs_bytes(f, rows, columns), I8)
 
     def emit(self) -> str:
-        """Walks the blocks touched by [begin, end); the weight panels of a block share its image."""
+        """Walks the blocks of the kernel's items; the weight panels of a block share its image."""
         f, p, geo = self.f, self.p, self.geo
         configure_whole(f, self.config)
-        self._list_steps()
-        panels, flat = p.channel_panels, f.mul(self.row_blocks, self.column_blocks)
+        with f.when(self.blocks.is_first_range()):
+            self._list_steps()
+        flat = f.mul(self.row_blocks, self.column_blocks)
         parts = f.mul(self.plane_blocks, flat)
-        with f.loop(f.divu(self.begin, panels), f.ceildivu(self.end, panels)) as blocks:
-            first = f.mul(blocks.iv, panels)
-            lo, hi = f.sub(f.max(self.begin, first), first), f.min(f.sub(self.end, first), panels)
-            part, image_group = f.remu(blocks.iv, parts), f.divu(blocks.iv, parts)
+        with self.blocks.each(p.channel_panels) as (number, lo, hi, other):
+            part, image_group = f.remu(number, parts), f.divu(number, parts)
             images, group = f.divu(image_group, p.groups), f.remu(image_group, p.groups)
             planes, part = f.divu(part, flat), f.remu(part, flat)
             b = _Block(
@@ -139,9 +140,10 @@ class TilesKernel:
                 *self._part(geo.oh, self.row_blocks, f.divu(part, self.column_blocks)),
                 *self._part(geo.ow, self.column_blocks, f.remu(part, self.column_blocks)),
             )
-            with f.loop(0, b.images) as image:
-                self._lay_image(b, image.iv)
-            self._list_outputs(b.rows, b.columns)
+            with f.when(other):
+                with f.loop(0, b.images) as image:
+                    self._lay_image(b, image.iv)
+                self._list_outputs(b.rows, b.columns)
             with f.loop(lo, hi) as panel:
                 self._panel(b, panel.iv, f.cmp("lt", f.add(panel.iv, 1), hi))
         on_tiles(f, tiles_of(f).release)

@@ -206,7 +206,7 @@ class Winograd:
         for side, d, at, outs in ((self.down, 1, _IH, _OH), (self.across, 2, _IH + 1, _OH + 1)):
             reach = f.add(f.mul(f.sub(head[outs], 1), side.stride), side.window - p.padding[d][0])
             head[at] = f.max(f.min(head[at], reach), 0)
-        args = [*head, sxb, sxc, sxd, sxh, *map(f.i64, numbers), *self.numbers_of_cut(cut), *end]
+        args = [*head, sxb, sxc, sxd, sxh, *map(f.i64, numbers), *self.numbers_of_cut(cut), *end, host.kept()]
         tiles = f.divu(f.mul(cut.rows, cut.tw), f.max(groups, 1))
         adds = f.mul(f.add(tiles, 1), b.points * p.in_channels * p.kernel[0] * p.panel // p.lanes)
         grain = f.add(f.divu(product_wake_cycles(host), adds), 1)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dhlo.codegen.families.blocks import Blocks
 from dhlo.codegen.families.conv.microkernel import emit_transpose
 from dhlo.codegen.families.conv.winograd_blocking import POSITIONS, Blocking, Scratch
 from dhlo.codegen.families.conv.winograd_tiles import emit_inputs, emit_outputs, emit_products, emit_weights
@@ -129,10 +130,11 @@ class WinogradKernel:
         self.products, self.outputs = emit_products(module, b), emit_outputs(module, b)
         self.transpose = emit_transpose(module, F32, b.lanes, b.spec)
         self.f = kernel_fn(module, name)
-        _, self.begin, self.end, _, self.scratch = self.f.args
+        *_, self.scratch = self.f.args
         types = [PTR if n in _POINTERS else I64 for n in self.fields]
-        values = load_args(self.f, [*types, PTR] if b.bounded else types)
+        *values, kept = load_args(self.f, [*types, *([PTR] if b.bounded else []), PTR])
         self.geo, self.end_of_image = _Geometry(*values[: len(self.fields)]), values[-1]
+        self.groups = Blocks(self.f, kept)
         f, geo = self.f, self.geo
         self.depth = f.mul(geo.block_channels, geo.span)  # channels of a depth block
         self.channel_blocks = f.ceildivu(geo.in_channels, self.depth)
@@ -145,14 +147,12 @@ class WinogradKernel:
         return self.f.gep(self.scratch, offset, "i8")
 
     def emit(self) -> str:
-        """Walks the groups touched by [begin, end); the panels of a group share its mapped inputs."""
+        """Walks the groups of the kernel's items; the panels of a group share its mapped inputs."""
         f = self.f
-        with f.loop(f.divu(self.begin, self.panels), f.ceildivu(self.end, self.panels)) as groups:
-            first = f.mul(groups.iv, self.panels)
-            lo = f.sub(f.max(self.begin, first), first)
-            hi = f.min(f.sub(self.end, first), self.panels)
-            group = self.group(groups.iv)
-            self.map_inputs(group)
+        with self.groups.each(self.panels) as (number, lo, hi, other):
+            group = self.group(number)
+            with f.when(other):
+                self.map_inputs(group)
             with f.loop(lo, hi) as panel:
                 self.multiply(group, panel.iv)
                 self.finish(group, panel.iv)

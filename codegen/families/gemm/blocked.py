@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dhlo.codegen.families.blocks import Blocks
 from dhlo.codegen.families.gemm.microkernel import (
     emit_microkernel_table,
     emit_packing_table,
@@ -47,10 +48,10 @@ def emit_blocked_kernel(
 
     Items are (batch, row block, column panel). Arguments: A and its strides (m, k, batch 0, batch 1), those of the source, m, n,
     k, size of batch 1, row blocks, units of k in a chunk, panels in a group, elements of all tiles in scratch, the facts AHEAD,
-    whether micro-kernels fetch what they store (instead of touch), a result, epilogue, touch, and the argument of both. The result
-    is null, or the address of a dense matrix of `result_type(elem)`: the micro-kernel itself stores whole tiles there, which have
-    no epilogue then. Of the kernel of `parts` of k, which take the place of batches, the size of batch 1 is their number, and the
-    last argument the memory for their sums; it calls neither epilogue nor touch.
+    whether micro-kernels fetch what they store (instead of touch), a result, epilogue, touch, the argument of both, and what
+    workers keep of row blocks. The result is null, or the address of a dense matrix of `result_type(elem)`: the micro-kernel itself
+    stores whole tiles there, which have no epilogue then. Of the kernel of `parts` of k, which take the place of batches, the size
+    of batch 1 is their number, and the last argument but one the memory for their sums; it calls neither epilogue nor touch.
     """
     _Kernel(module, name, elem, spec, source, rows, narrow, parts).emit()
 
@@ -91,13 +92,14 @@ class _Kernel:
             tables = (emit_shared_table(module, elem, placed=placed, spec=spec, packing=packing) for packing in (False, True))
             self.shared = next(tables), next(tables)
         self.fn = fn = kernel_fn(module, name)
-        types = [PTR, *[I64] * 4, *source.args, *[I64] * 12, *[PTR] * 4]
+        types = [PTR, *[I64] * 4, *source.args, *[I64] * 12, *[PTR] * 5]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
         self.b, sizes = rest[: len(source.args)], rest[len(source.args) :]
         self.m, self.n, self.k, self.batch1, self.blocks, self.kc, self.nc, tiles, *ahead = sizes[:11]
-        fetches, self.result, self.epilogue, self.touch, self.eargs = sizes[11:]
+        fetches, self.result, self.epilogue, self.touch, self.eargs, kept = sizes[11:]
         self.ahead_one, self.ahead_few, self.ahead_more = ahead
-        _, self.begin, self.end, _, self.tile = fn.args
+        *_, self.tile = fn.args
+        self.runs = Blocks(fn, kept)
         self.steps = units(fn, self.k, self.elem)
         self.b_pack = fn.gep(self.tile, tiles, self.part)
         self.a_pack = self.b_pack if source.in_place else fn.gep(self.b_pack, fn.mul(self.kc, self.columns), self.part)
@@ -117,20 +119,18 @@ class _Kernel:
             fn.store(x, fn.gep(self.eargs, i, I64))
 
     def emit(self) -> None:
-        """Walks the row blocks that [begin, end) touches, each with its run of panels in groups."""
+        """Walks the row blocks of the kernel's items, each with its run of panels in groups."""
         fn, spec, elem = self.fn, self.spec, self.elem
         panels = fn.max(fn.ceildivu(self.n, self.columns), 1)
-        with fn.loop(fn.divu(self.begin, panels), fn.divu(fn.add(self.end, fn.sub(panels, 1)), panels)) as run:
-            before = fn.mul(run.iv, panels)
-            p0, p1 = fn.max(fn.sub(self.begin, before), 0), fn.min(fn.sub(self.end, before), panels)
-            batch, block = fn.divu(run.iv, self.blocks), fn.remu(run.iv, self.blocks)
+        with self.runs.each(panels) as (run, p0, p1, other):
+            batch, block = fn.divu(run, self.blocks), fn.remu(run, self.blocks)
             i0, i1 = (fn.i64(0), fn.i64(0)) if self.parts else (fn.divu(batch, self.batch1), fn.remu(batch, self.batch1))
             split = RowSplit(fn, self.m, self.blocks, block, spec.rows(elem))
             at = fn.add(fn.add(fn.mul(i0, self.a0), fn.mul(i1, self.a1)), fn.mul(split.first, self.sm))
             a_block, matrix = fn.gep(self.a, at, elem), self.source.matrix(fn, elem, self.b, i0, i1)
 
             def whole() -> list[V]:
-                self._group(batch, split, a_block, matrix, p0, p1, None)
+                self._group(batch, split, a_block, matrix, p0, p1, None, other)
                 return []
 
             def in_chunks() -> list[V]:
@@ -138,11 +138,11 @@ class _Kernel:
                 groups = fn.divu(fn.add(in_run, fn.sub(self.nc, 1)), self.nc)
                 with fn.loop(0, groups) as group, fn.loop(0, self.chunks) as chunk:
                     g0, g1 = (fn.add(p0, fn.divu(fn.mul(x, in_run), groups)) for x in (group.iv, fn.add(group.iv, 1)))
-                    self._group(batch, split, a_block, matrix, g0, g1, chunk.iv)
+                    self._group(batch, split, a_block, matrix, g0, g1, chunk.iv, fn.const(1, I1))
                 return []
 
             if self.parts:
-                self._group(batch, split, a_block, matrix, p0, p1, None, part_of(fn, batch, self.batch1, self.steps))
+                self._group(batch, split, a_block, matrix, p0, p1, None, other, part_of(fn, batch, self.batch1, self.steps))
             else:  # Most products are of one chunk: their tiles are spared what chunks ask for.
                 fn.if_else(fn.cmp("eq", self.chunks, 1), whole, in_chunks, [])
         fn.done()
@@ -156,9 +156,11 @@ class _Kernel:
         g0: V,
         g1: V,
         chunk: V | None,
+        packs: V,
         part: tuple[V, V] | None = None,
     ) -> None:
-        """The panels [g0, g1) in one chunk of k, in a part of so many units from a first one on, or in whole depth."""
+        """The panels [g0, g1) in one chunk of k, in a part of so many units from a first one on, or in whole depth. Rows must be
+        packed if `packs`, unless they are read in place."""
         fn, spec, elem = self.fn, self.spec, self.elem
         first, begins, size, elements = fn.i64(0), fn.i64(0), self.steps, self.k
         if chunk is not None:
@@ -170,7 +172,7 @@ class _Kernel:
             begins = fn.mul(first, depth(elem))
             elements = fn.min(fn.sub(self.k, begins), fn.mul(size, depth(elem)))
         a_chunk = a_block if chunk is None and part is None else fn.gep(a_block, fn.mul(begins, self.sk), elem)
-        rows = self._rows_of(split, a_chunk, size, elements)
+        rows = self._rows_of(split, a_chunk, size, elements, packs)
         sharing = None if self.shared is None else Sharing.of(fn, elem, spec, split.panels, size)
         calls = self._calls(size if self.halves is None else fn.divu(elements, depth(elem)), chunk, sharing)
         slices = fn.divu(fn.const(self.row_bytes, I64), split.panels)
@@ -202,19 +204,20 @@ class _Kernel:
                 later, later_step = self.source.ahead(fn, elem, spec, matrix, piece)
             self._tiles(batch, rows, calls, sharing, piece, packing, panel, later, later_step, waits=chunk is not None)
 
-    def _rows_of(self, split: RowSplit, a_chunk: V, size: V, elements: V) -> _Rows:
-        """A block's rows in a chunk of so many units, packed or widened unless they are read where they lie."""
+    def _rows_of(self, split: RowSplit, a_chunk: V, size: V, elements: V, packs: V) -> _Rows:
+        """A block's rows in a chunk of so many units, packed or widened unless they are read where they lie, or it's done."""
         fn, spec, elem = self.fn, self.spec, self.elem
         if not self.rows:
             a_size = fn.mul(spec.left_steps(fn, size), spec.left_parts(elem))
-            with fn.loop(0, split.panels) as i:
+            with fn.when(packs), fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
                 rows, to = fn.gep(a_chunk, fn.mul(offset, self.sm), elem), fn.gep(self.a_pack, fn.mul(offset, a_size), self.part)
                 emit_pack_a_panel(fn, elem, spec, rows, self.sm, self.sk, mr, elements, to)
             return _Rows(split, self.a_pack, a_size, self.part, None)
         if elem == F16:
             apart = widened_row(fn, size, spec)
-            fn.call(emit_widen_rows(fn.module, spec), [a_chunk, self.sm, split.size, size, self.a_pack, apart])
+            with fn.when(packs):
+                fn.call(emit_widen_rows(fn.module, spec), [a_chunk, self.sm, split.size, size, self.a_pack, apart])
             return _Rows(split, self.a_pack, apart, F32, None)
         return _Rows(split, a_chunk, self.sm, elem, None if self.halves is None else self._pack_half(split, a_chunk, elements))
 

@@ -196,7 +196,7 @@ class Matmul:
         def launch(*, rows: bool) -> list[V]:
             blocks, each, count, grain, scratch = part_items(host, elem, spec, source, x.m, steps, panels, parts, rows=rows)
             cuts = [blocks, each, fn.i64(1), fn.i64(spec.tile_elements(elem)), *map(host.machine, AHEAD)]
-            args = [x.a, *x.a_strides[2:], zero, zero, *b, x.m, x.n, x.k, parts, *cuts, zero, null, null, null, memory]
+            args = [x.a, *x.a_strides[2:], zero, zero, *b, x.m, x.n, x.k, parts, *cuts, zero, null, null, null, memory, host.kept()]
             host.launch(self.kernel(rows=rows, source=source, parts=True), args, count, grain, scratch)
             return []
 
@@ -310,9 +310,10 @@ class Matmul:
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1)]
         result = fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result
         fetches = fn.cast(leaves_caches(host, self.elem, x), I64, signed=False)
-        args = [x.a, row, column, batch0, batch1, *b, *sizes, *cuts, fetches, result, x.epilogue, touch, x.epilogue_args]
+        ends = [fetches, result, x.epilogue, touch, x.epilogue_args]
 
         def launch(*, rows: bool) -> list[V]:
+            args = [x.a, row, column, batch0, batch1, *b, *sizes, *cuts, *ends, host.kept()]
             scratch = plan.scratch_bytes(rows=rows, copied=not source.in_place)
             host.launch(self.kernel(rows=rows, source=source), args, blocking.count, plan.grain, scratch)
             return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from dhlo.codegen.families.blocks import Blocks
 from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
 from dhlo.codegen.families.gemm.quantised_dots import DotPass, dot_bias
@@ -189,10 +190,10 @@ def emit_byte_rows(module: KernelModule, elem: str, coding: Coding) -> str:
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
-    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, per, ahead, epilogue, eargs = load_args(
-        fn, [PTR, *[I64] * 4, PTR, *[I64] * 11, PTR, PTR]
+    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, per, ahead, epilogue, eargs, kept = load_args(
+        fn, [PTR, *[I64] * 4, PTR, *[I64] * 11, PTR, PTR, PTR]
     )
-    _, begin, end, _, tile = fn.args
+    *_, tile = fn.args
     most = byte_rows(module.target, coding.form)
     kernels, passes = fn.address_of(_emit_table(module, coding)), fn.ceildivu(m, most)
     split = RowSplit(fn, m, fn.i64(1), fn.i64(0), most)
@@ -201,17 +202,16 @@ def emit_byte_rows(module: KernelModule, elem: str, coding: Coding) -> str:
     panel_bytes = fn.mul(groups, fn.add(fn.mul(units, coding.form.bytes), coding.header_bytes))
     panels = fn.max(fn.ceildivu(n, COLUMNS), 1)
     runs = fn.divu(fn.add(passes, fn.sub(per, 1)), per)
-    with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as batch, fn.loop(0, runs) as run:
-        before = fn.mul(batch.iv, panels)
-        i0, i1 = fn.divu(batch.iv, batch1), fn.remu(batch.iv, batch1)
+    with Blocks(fn, kept).in_rounds(panels, runs) as (batch, run, lo, hi, other):
+        i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
         a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), I8)
-        p0 = fn.mul(run.iv, per)
+        p0 = fn.mul(run, per)
         p1 = fn.min(fn.add(p0, per), passes)
-        with fn.loop(p0, p1) as i:
+        with fn.when(other), fn.loop(p0, p1) as i:
             first, mr = split.panel(i.iv)
             rows.prepare(fn.sub(i.iv, p0), mr, elem, fn.gep(a_at, fn.mul(first, sm), elem), sm, sk)
-        with fn.loop(fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)) as p:
+        with fn.loop(lo, hi) as p:
             panel, n0 = fn.gep(b_at, fn.mul(p.iv, panel_bytes), I8), fn.mul(p.iv, COLUMNS)
             width = fn.min(fn.sub(n, n0), COLUMNS)
             with fn.loop(p0, p1) as i:
@@ -219,7 +219,7 @@ def emit_byte_rows(module: KernelModule, elem: str, coding: Coding) -> str:
                 kernel = fn.load(fn.gep(kernels, fn.sub(mr, 1), PTR), PTR)
                 at, info = rows.of_pass(fn.sub(i.iv, p0), mr)
                 fn.call_ptr(kernel, [at, info, panel, groups, units, block, tile, ahead])
-                fn.call_ptr(epilogue, [eargs, tile, fn.i64(COLUMNS), batch.iv, first, n0, mr, width])
+                fn.call_ptr(epilogue, [eargs, tile, fn.i64(COLUMNS), batch, first, n0, mr, width])
     fn.done()
     return name
 

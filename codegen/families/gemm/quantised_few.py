@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from dhlo.codegen.families.blocks import Blocks
 from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
 from dhlo.codegen.families.gemm.quantised_bytes import emit_round_row
@@ -48,10 +49,10 @@ def emit_few(module: KernelModule, elem: str, coding: Coding, *, rounded: bool =
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
-    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, most_out, per, ahead, epilogue, eargs = load_args(
-        fn, [PTR, *[I64] * 4, PTR, *[I64] * 12, PTR, PTR]
+    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, most_out, per, ahead, epilogue, eargs, kept = load_args(
+        fn, [PTR, *[I64] * 4, PTR, *[I64] * 12, PTR, PTR, PTR]
     )
-    _, begin, end, _, tile = fn.args
+    *_, tile = fn.args
     dots = has_dots(module.target, coding.form)
     table, most = _emit_table(module, coding)
     kernels, passes = fn.address_of(table), fn.ceildivu(m, most)
@@ -61,23 +62,23 @@ def emit_few(module: KernelModule, elem: str, coding: Coding, *, rounded: bool =
     panel_bytes = fn.mul(groups, fn.add(fn.mul(units, coding.form.bytes), coding.header_bytes))
     panels = fn.max(fn.ceildivu(n, COLUMNS), 1)
     runs = fn.divu(fn.add(passes, fn.sub(per, 1)), per)
-    with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as batch, fn.loop(0, runs) as run:
-        before = fn.mul(batch.iv, panels)
-        i0, i1 = fn.divu(batch.iv, batch1), fn.remu(batch.iv, batch1)
+    with Blocks(fn, kept).in_rounds(panels, runs) as (batch, run, lo, hi, other):
+        i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), I8)
-        p0 = fn.mul(run.iv, per)
+        p0 = fn.mul(run, per)
         p1 = fn.min(fn.add(p0, per), passes)
         row0, after = (split.panel(p)[0] for p in (p0, p1))
         a_at = fn.gep(a, fn.add(fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), fn.mul(row0, sm)), elem)
-        rows.widen(elem, a_at, sm, sk, fn.sub(after, row0))
-        with fn.loop(p0, p1) as i:
-            first, mr = split.panel(i.iv)
-            rows.prepare(fn.sub(first, row0), mr)
-        with fn.loop(fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)) as p:
+        with fn.when(other):
+            rows.widen(elem, a_at, sm, sk, fn.sub(after, row0))
+            with fn.loop(p0, p1) as i:
+                first, mr = split.panel(i.iv)
+                rows.prepare(fn.sub(first, row0), mr)
+        with fn.loop(lo, hi) as p:
             panel, n0 = fn.gep(b_at, fn.mul(p.iv, panel_bytes), I8), fn.mul(p.iv, COLUMNS)
             width = fn.min(fn.sub(n, n0), COLUMNS)
 
-            def finish(first: V, mr: V, batch: V = batch.iv, n0: V = n0, width: V = width) -> None:
+            def finish(first: V, mr: V, batch: V = batch, n0: V = n0, width: V = width) -> None:
                 fn.call_ptr(epilogue, [eargs, tile, fn.i64(COLUMNS), batch, first, n0, mr, width])
 
             with fn.loop(p0, p1) as i:

@@ -34,8 +34,9 @@ __all__ = ["CodedPanels", "QuantisedMatmul", "rounded_steps"]
 # three quarters of the time of multiply-adds, as long as the rows' limbs stay in the second-level cache; those of bf16 half.
 _DOT_PASSES = 4
 # Limbs of a block of rows take so many eighths of the second-level cache, or more for so many passes: they are read a few bytes a
-# cycle, and codes once a block. They are made for each chunk of panels, in the time of one panel's products or two: chunks are of
-# so many panels at least, as far as every thread has one; of twice as many where there are more passes.
+# cycle, and codes once a block. They are made by each thread, and again for each chunk of panels where not all have room, in the
+# time of one panel's products or two: chunks are of so many panels at least, as far as every thread has one; of twice as many where
+# there are more passes.
 _LIMBS_SHARE, _LEAST_PASSES, _SHARING_PANELS = 5, 4, 16
 # Rows of bytes take a third of the room and of a panel's products, and as long to be made as those of four panels.
 _BYTES_SHARING_PANELS = 64
@@ -224,9 +225,10 @@ class QuantisedMatmul:
         grain = fn.add(fn.divu(product_wake_cycles(host), max(self._padded * _STEP_CYCLES, 1)), 1)
         grain = fn.max(grain, _sharing(host, count, _BYTES_SHARING_PANELS))
         cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block), per, host.machine("ahead_one")]
+        sizes, ends = [x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts], [x.epilogue, x.epilogue_args, host.kept()]
         host.launch(
             emit_byte_rows(host.module, self.elem, self.coding),
-            [x.a, *x.a_strides, x.b, *x.b_strides[:2], x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts, x.epilogue, x.epilogue_args],
+            [x.a, *x.a_strides, x.b, *x.b_strides[:2], *sizes, *ends],
             count,
             grain,
             fn.add(fn.mul(per, each), 4 * (most * COLUMNS + self._padded)),
@@ -264,7 +266,7 @@ class QuantisedMatmul:
         scratch = fn.add(fn.mul(rows, row), 4 * most * COLUMNS)
         host.launch(
             emit_few(host.module, self.elem, self.coding, rounded=self._rounds),
-            [x.a, *x.a_strides, x.b, *x.b_strides[:2], *sizes, x.epilogue, x.epilogue_args],
+            [x.a, *x.a_strides, x.b, *x.b_strides[:2], *sizes, x.epilogue, x.epilogue_args, host.kept()],
             count,
             grain,
             scratch,

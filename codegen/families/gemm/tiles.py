@@ -204,7 +204,7 @@ class TileProduct:
             tiles_kernel_name(self.elem, self.spec, source),
             [
                 *[x.a, row, column, batch0, batch1, *b, *sizes],
-                *[null if x.result is None else x.result, x.epilogue, touch, x.epilogue_args],
+                *[null if x.result is None else x.result, x.epilogue, touch, x.epilogue_args, host.kept()],
             ],
             plan.count,
             plan.grain,

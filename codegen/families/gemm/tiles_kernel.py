@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from dhlo.codegen.families.blocks import Blocks
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource
 from dhlo.codegen.families.gemm.register_tile import TileSpec, accumulator, depth, result_type
@@ -130,12 +131,13 @@ class _Kernel:
         self.pack = emit_pack_tile(module, elem, spec)
         self.placed = result_type(elem)
         self.fn = fn = kernel_fn(module, name)
-        types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, *[PTR] * 4]
+        types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, *[PTR] * 5]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
         self.b, sizes = rest[: len(source.args)], rest[len(source.args) :]
         self.m, self.n, self.k, self.batch1, self.rows, self.kc, self.piece, self.nc, *sizes = sizes
-        packed, self.ahead, streams, self.result, self.epilogue, self.touch, self.eargs = sizes
-        _, self.begin, self.end, _, scratch = fn.args
+        packed, self.ahead, streams, self.result, self.epilogue, self.touch, self.eargs, kept = sizes
+        self.runs = Blocks(fn, kept)
+        *_, scratch = fn.args
         self.packed, self.streams = fn.cmp("ne", packed, IN_PLACE), fn.cmp("ne", streams, 0)
         self.at_once = fn.cmp("eq", packed, WHOLE)
         self.config = scratch
@@ -155,21 +157,19 @@ class _Kernel:
         self.touches, self.places = (fn.cmp("ne", fn.ptr_to_int(p), 0) for p in (self.touch, self.result))
 
     def emit(self) -> None:
-        """Walks the row blocks that [begin, end) touches."""
+        """Walks the row blocks of the kernel's items."""
         fn = self.fn
         for place, word in enumerate((1, 0, _WIDTHS, _WIDTHS, 0, 0, 0, 0, 0)):
             fn.store(fn.i64(word), fn.gep(self.config, place, I64))
         panels = fn.max(fn.ceildivu(self.n, PANEL_COLUMNS), 1)
         blocks = fn.max(fn.ceildivu(self.m, self.rows), 1)
-        with fn.loop(fn.divu(self.begin, panels), fn.ceildivu(self.end, panels)) as run:
-            before = fn.mul(run.iv, panels)
-            p0, p1 = fn.max(fn.sub(self.begin, before), 0), fn.min(fn.sub(self.end, before), panels)
-            batch, row = fn.divu(run.iv, blocks), fn.mul(fn.remu(run.iv, blocks), self.rows)
+        with self.runs.each(panels) as (run, p0, p1, other):
+            batch, row = fn.divu(run, blocks), fn.mul(fn.remu(run, blocks), self.rows)
             i0, i1 = fn.divu(batch, self.batch1), fn.remu(batch, self.batch1)
             at = fn.add(fn.add(fn.mul(i0, self.a0), fn.mul(i1, self.a1)), fn.mul(row, self.sm))
             a_block, matrix = fn.gep(self.a, at, self.elem), self.source.matrix(fn, self.elem, self.b, i0, i1)
             size = fn.min(fn.sub(self.m, row), self.rows)
-            with fn.when(self.at_once):
+            with fn.when(fn.and_(self.at_once, other)):
                 steps = fn.ceildivu(self.units, STEP_UNITS)
                 self._pack_steps(a_block, size, self.k, fn.i64(0), steps, fn.mul(steps, TILE_BYTES))
             with fn.loop(p0, p1, self.nc) as group, fn.loop(0, self.chunks) as chunk:

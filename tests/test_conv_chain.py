@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -234,6 +235,18 @@ def test_blocks_in_a_row_share_kernels() -> None:
     for b, h, w in ((1, 8, 8), (2, 33, 20)):
         x = torch.randn(b, 8, h, w)
         torch.testing.assert_close(ours(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_threads_do_not_change_bits(tmp_path: Path) -> None:
+    """Workers keep a band's packed rows for all its panels that they get, of which there are more than each gets at a time."""
+    torch.manual_seed(0)
+    file = tmp_path / "chain.so"
+    compiled(Chain(24, 500, 3).eval(), 24).save(file)
+    models = [dhlo.load(file, num_threads=n) for n in (1, 2, 3, 16)]
+    for size in (*SIZES, *SIZES[::-1]):
+        x = torch.randn(size[0], 24, *size[1:])
+        want, *others = (model(x) for model in models)
+        assert all(torch.equal(want, y) for y in others), size
 
 
 @pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4", "aarch64"])

@@ -122,14 +122,13 @@ class ConvChainFamily(ChoiceFamily):
         # More than one: as many for each thread.
         even = f.mul(f.ceildivu(bands, host.num_threads), host.num_threads)
         bands = f.select(f.and_(f.cmp("gt", bands, 1), f.cmp("le", even, f.ceildivu(oh, w.reach))), even, bands)
-        band = f.max(f.ceildivu(oh, bands), 1)
-        bands = f.ceildivu(oh, band)
+        bands = f.min(bands, oh)
+        band = f.ceildivu(oh, f.max(bands, 1))
         held = f.min(w.span(band, f), h)
         inner, inner_args = epilogue_args(host, self.inner)
         epilogue, eargs = epilogue_args(host, self.epilogue)
         pointers = [x, host.constant(self.w1), inner, inner_args, host.constant(self.w2), epilogue, eargs]
-        numbers = [f.i64(ins), f.i64(depth), f.i64(channels), ih, iw, h, width, oh, ow, f.mul(sxc, ins), sxc, band, bands, held]
-        numbers.append(host.kept())
+        numbers = [f.i64(ins), f.i64(depth), f.i64(channels), ih, iw, h, width, oh, ow, f.mul(sxc, ins), sxc, bands, held]
         count = f.mul(f.mul(batch, bands), panels)
         vectors = w.panel // w.lanes
         cycles = f.mul(f.mul(held, width), vectors * depth)
@@ -137,7 +136,8 @@ class ConvChainFamily(ChoiceFamily):
         grain = f.add(f.divu(wake_cycles(host), f.add(cycles, 1)), 1)
         end = [f.gep(x, f.mul(f.mul(sxc, ins), batch), w.stored)] if w.bounded else []
         with f.when(f.and_(f.cmp("gt", count, 0), f.cmp("gt", ow, 0))):
-            host.launch(self.kernel, [*pointers, *numbers, *end], count, grain, scratch_bytes(w, f, depth, width, ow, held))
+            args = [*pointers, *numbers, host.kept(), *end]
+            host.launch(self.kernel, args, count, grain, scratch_bytes(w, f, depth, width, ow, held))
 
 
 def _of_images(c: Conv) -> tuple[Pair, Pair, tuple[Pair, Pair], Pair]:

@@ -29,11 +29,11 @@ __all__ = ["emit_chain_kernel", "scratch_bytes"]
 
 _FIELDS = (
     "x", "w1", "inner", "inner_args", "w2", "epilogue", "eargs", "in_channels", "depth", "channels", "ih", "iw", "h", "w",
-    "oh", "ow", "sxb", "sxc", "band", "bands", "held", "kept",
+    "oh", "ow", "sxb", "sxc", "bands", "held", "kept",
 )  # fmt: skip
 """Arguments. w1, inner, inner_args: weights of the first convolution, and what makes rows of its results; depth: of its sums;
-ih, iw: its image; h, w: its result's, the expanded image; sxb, sxc: strides of batch and channel in elements; band: output rows of
-an item; bands: of an image; held: the most expanded rows that a band needs; kept: what workers keep of bands."""
+ih, iw: its image; h, w: its result's, the expanded image; sxb, sxc: strides of batch and channel in elements; bands: of an
+image, nearly equal ones; held: the most expanded rows that a band needs; kept: what workers keep of bands."""
 _POINTERS = {"x", "w1", "inner", "inner_args", "w2", "epilogue", "eargs", "kept"}
 # Output positions transposed and handed to the epilogue together, and how far its tile's rows are apart: not a power of two.
 _POSITIONS, _LD = 128, 144
@@ -70,7 +70,6 @@ class _Arguments:
     ow: V
     sxb: V
     sxc: V
-    band: V
     bands: V
     held: V
     kept: V
@@ -137,8 +136,7 @@ class _Kernel:
             self.clear_padding()
         with bands.each(f.ceildivu(a.channels, w.panel)) as (number, lo, hi, other):
             image, band = f.divu(number, a.bands), f.remu(number, a.bands)
-            r0 = f.mul(band, a.band)
-            r1 = f.min(f.add(r0, a.band), a.oh)
+            r0, r1 = (f.divu(f.mul(n, a.oh), a.bands) for n in (band, f.add(band, 1)))
             y0 = f.min(f.max(f.sub(f.mul(r0, w.stride[0]), w.padding[0][0]), 0), a.h)
             y1 = f.add(f.sub(f.mul(r0, w.stride[0]), w.padding[0][0]), w.span(f.sub(r1, r0), f))
             rows = f.max(f.sub(f.min(y1, a.h), y0), 0)

@@ -74,7 +74,8 @@ class Plan:
         least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
         most_alone = fn.divu(fn.mul(host.l2_bytes, _ALONE_SHARE[0]), _ALONE_SHARE[1])
         once = fn.and_(deep, fn.cmp("le", nbytes, most_alone))
-        costs = BlockCosts(host, spec, elem, m, k, columns, cells, in_place, self.right, least, once, a_bytes)
+        packs_once = fn.or_(in_place, fn.not_(deep))
+        costs = BlockCosts(host, spec, elem, m, k, columns, cells, packs_once, self.right, least, once, a_bytes)
 
         # One panel of rows is one block, whose cost there is nothing to compare with.
         several = fn.cmp("gt", row_panels, 1)

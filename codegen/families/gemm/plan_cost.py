@@ -23,8 +23,8 @@ __all__ = ["BlockCosts", "Cut", "RightSide", "call_cycles"]
 _FEW_USES = 2
 # Cycles of a call of micro-kernel and epilogue and in it of each vector of the tile.
 _CALL_CYCLES, _VECTOR_CYCLES = 16, 3
-# How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
-# more than one part in so many of the time, half as many, if they balance as well.
+# How many chunks the runtime gives each thread; where k is cut, A is packed anew for each. Where that would take more than one part
+# in so many of the time, half as many, if they balance as well.
 _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
 # Where tiles pack it on the way, stores of a step take so many beside its products. Any number of blocks may do so, each of which
 # then reads B, where it stays in a part of the third-level cache (`_B_SHARE`), and would come from memory in no more than one part
@@ -145,6 +145,7 @@ class BlockCosts:
 
     least      blocks whose rows of A fit the second-level cache
     fits_once  whether rows of A in a single block do, too, beside a chunk of B that is copied for it alone
+    packs_once whether a thread packs a block's rows of A once, if at all
     a_bytes    of an element of A, as it is multiplied
     """
 
@@ -155,7 +156,7 @@ class BlockCosts:
     k: V
     columns: V
     cells: V
-    in_place: V
+    packs_once: V
     right: RightSide
     least: V
     fits_once: V
@@ -168,13 +169,13 @@ class BlockCosts:
         item, pack = self._item(blocks, rows), fn.mul(fn.max(rows, spec.lanes(F32) // 2), self.k)  # transposed a vector at a time
         share = fn.divu(fn.add(fn.mul(self.cells, blocks), fn.sub(threads, 1)), threads)
         dear = fn.cmp("gt", fn.mul(pack, _PACK_SHARE * _CHUNKS_PER_THREAD), fn.mul(share, item))
-        halved = fn.and_(fn.and_(dear, fn.not_(self.in_place)), fn.cmp("ge", share, _MIN_HALVED))
+        halved = fn.and_(fn.and_(dear, fn.not_(self.packs_once)), fn.cmp("ge", share, _MIN_HALVED))
         chunks = fn.select(halved, fn.i64(_CHUNKS_PER_THREAD // 2), _CHUNKS_PER_THREAD)
-        runs = fn.add(fn.divu(share, self.columns), fn.select(self.in_place, 1, chunks))
+        runs = fn.add(fn.divu(share, self.columns), fn.select(self.packs_once, 1, chunks))
         cut = fn.add(fn.mul(share, item), fn.mul(runs, pack))
         blocks_each = fn.divu(fn.add(fn.mul(fn.divu(self.cells, self.columns), blocks), fn.sub(threads, 1)), threads)
         whole = fn.mul(blocks_each, fn.add(fn.mul(self.columns, item), pack))
-        use_whole = fn.and_(fn.cmp("lt", whole, cut), fn.not_(self.in_place))
+        use_whole = fn.and_(fn.cmp("lt", whole, cut), fn.not_(self.packs_once))
         grain = fn.add(fn.divu(product_wake_cycles(self.host), fn.max(item, 1)), 1)
         grain = fn.max(grain, fn.select(halved, fn.divu(share, chunks), 1))
         return Cut(fn.min(whole, cut), fn.select(use_whole, self.columns, grain), blocks, rows)

@@ -157,7 +157,7 @@ class HostProgram:
         """An array with a number for each worker, 0 as the next launch begins: one for all launches."""
         fn = self.fn
         if self._kept is None:
-            self._kept = fn.alloca(_MOST_THREADS, I64, 8)
+            self._kept = fn.alloca(self.service("num_threads", I64), I64, 8)
         with fn.loop(0, self.num_threads) as worker:
             fn.store(fn.i64(0), fn.gep(self._kept, worker.iv, I64), 8)
         return self._kept

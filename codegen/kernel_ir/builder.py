@@ -269,9 +269,9 @@ class Fn(Arithmetic):
         kind = f"rw = {int(write)} : i32, hint = {locality} : i32, cache = 1 : i32"
         self.raw(f'"llvm.intr.prefetch"({p.name}) <{{{kind}}}> : (!llvm.ptr) -> ()')
 
-    def alloca(self, count: int, elem: str, align: int = 64) -> V:
-        """Stack memory for the whole call (placed in the entry block)."""
-        n, r = self.const(count, I64), self.fresh(PTR)
+    def alloca(self, count: int | V, elem: str, align: int = 64) -> V:
+        """Stack memory for the whole call (placed in the entry block, as a `count` that isn't a constant has to be)."""
+        n, r = self.const(count, I64) if isinstance(count, int) else count, self.fresh(PTR)
         self._entry.append(f"  {r.name} = llvm.alloca {n.name} x {elem} {{alignment = {align} : i64}} : (i64) -> !llvm.ptr")
         return r
 

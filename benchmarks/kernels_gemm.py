@@ -29,8 +29,8 @@ _BATCH_SECONDS = 0.01
 
 
 def emit_repeat(module: KernelModule) -> None:
-    """repeat(kernel, args, begin, end, worker, scratch, kept, times): so that timing costs no interpreter in between. `kept` is that
-    of the worker."""
+    """repeat(kernel, args, begin, end, worker, scratch, kept, times): so that timing costs no interpreter in between. `kept` is
+    that of the worker."""
     numbers = [(n, I64) for n in ("begin", "end", "worker")]
     types = [("kernel", PTR), ("args", PTR), *numbers, ("scratch", PTR), ("kept", PTR), ("times", I64)]
     fn = Fn(module, "repeat", types, internal=False)

@@ -25,8 +25,8 @@ from tests.targets import TARGET, TILES
 
 POINTWISE, WINDOWS = CONVS[4], replace(CONVS[11], groups=1)
 BUILT = {
-    "positions in vectors": (POINTWISE, build_conv, (1, 4, 8)),
-    "channels in vectors": (WINDOWS, build_conv, (1, 6, 3)),
+    "positions in vectors": (POINTWISE, build_conv, (1, 2, TILES.nr(F32) // 2)),
+    "channels in vectors": (WINDOWS, build_conv, (1, 2, 3)),
     "winograd": (square(40, 72), lambda c: forced(c, (4,)), (1, 8, 8)),
     "winograd of planes": (cube(8, 72), lambda c: forced(c, (4,), by_planes=True), (1, 2, 4, 4)),
 }
@@ -43,6 +43,8 @@ def test_images_are_packed_once(name: str) -> None:
     x, weight = operands(conv, sizes)
     want, built = reference(conv, x, weight), build(conv)
     params, out = conv_params(conv, x, weight)
+    (launch,) = built.record(**params)
+    assert launch.count == -(-conv.out_channels // conv.spec.panel(F32)) > 1  # one block
     with built.in_two_ranges(lambda: spoil(x)):
         built(**params)
     assert np.isnan(x).all()

@@ -22,7 +22,7 @@ __all__ = ["Launch", "Param", "Program", "TestHost", "aligned", "address", "buil
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 _LAUNCH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 _HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _LAUNCH, ctypes.c_int64, ctypes.c_void_p)
-_GUARD, _MOST_WORKERS = 256, 64
+_GUARD, _MOST_WORKERS = 256, 1024
 
 Array = npt.NDArray[np.generic]
 Param = int | Array

@@ -14,6 +14,7 @@ __all__ = [
     "copy_cycles",
     "cycles_from_l3",
     "cycles_from_memory",
+    "even_blocks",
     "grain_by_cycles",
     "grain_of",
     "l3_is_slow",
@@ -42,6 +43,8 @@ _ADDS_PER_OPERATION = 5
 _CACHED_SHARE, _SLOW_SHARE = 2, 6
 # Bytes that a step of the loops reads in which distances of prefetches are measured (runtime/src/measure.cpp).
 _STEP_BYTES = 128
+# Of so many items for each thread, one more or less makes no difference.
+_MANY_ITEMS = 16
 
 
 def _rate(host: HostContext) -> V:
@@ -135,3 +138,13 @@ def waiting_cycles(host: HostContext) -> V:
     """
     fn, nbytes = host.fn, host.module.target.vector_bits // 8
     return fn.select(fn.cmp("le", cycles_from_l3(host, fn.i64(nbytes)), 10), fn.i64(0), 9)
+
+
+def even_blocks(host: HostContext, blocks: V, cells: V, most: V) -> V:
+    """Some more blocks, up to `most`, where the few items that `cells` of each make don't share out among the threads: two threads
+    take as long for nine as for ten."""
+    f, threads = host.fn, host.num_threads
+    even, items = f.mul(f.ceildivu(blocks, threads), threads), f.mul(blocks, cells)
+    few = f.cmp("lt", items, f.mul(threads, _MANY_ITEMS))
+    uneven = f.and_(f.cmp("ne", f.remu(items, threads), 0), f.and_(few, f.cmp("le", even, most)))
+    return f.select(uneven, even, blocks)

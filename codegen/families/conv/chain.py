@@ -9,7 +9,7 @@ import torch
 
 from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
-from dhlo.codegen.families.box import wake_cycles
+from dhlo.codegen.families.box import even_blocks, wake_cycles
 from dhlo.codegen.families.conv.chain_expand import Rows, lower_rows
 from dhlo.codegen.families.conv.chain_kernel import emit_chain_kernel, scratch_bytes
 from dhlo.codegen.families.conv.chain_window import First, Window
@@ -119,9 +119,8 @@ class ConvChainFamily(ChoiceFamily):
         few = f.ceildivu(f.mul(host.num_threads, _ITEMS_PER_THREAD), f.max(f.mul(batch, panels), 1))
         few = f.min(few, f.ceildivu(oh, w.reach))
         bands = f.max(f.max(f.ceildivu(oh, most), few), 1)
-        # More than one: as many for each thread.
-        even = f.mul(f.ceildivu(bands, host.num_threads), host.num_threads)
-        bands = f.select(f.and_(f.cmp("gt", bands, 1), f.cmp("le", even, f.ceildivu(oh, w.reach))), even, bands)
+        even = even_blocks(host, bands, f.mul(batch, panels), f.ceildivu(oh, w.reach))
+        bands = f.select(f.cmp("gt", bands, 1), even, bands)
         bands = f.min(bands, oh)
         band = f.ceildivu(oh, f.max(bands, 1))
         held = f.min(w.span(band, f), h)

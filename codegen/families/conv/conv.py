@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 import torch
 
-from dhlo.codegen.families.box import cycles_from_memory, grain_of, product_wake_cycles, wake_cycles
+from dhlo.codegen.families.box import cycles_from_memory, even_blocks, grain_of, product_wake_cycles, wake_cycles
 from dhlo.codegen.families.conv.depthwise import COLUMNS, TILE, depthwise_scratch_bytes, emit_depthwise_kernel, tile_rows
 from dhlo.codegen.families.conv.gemm import emit_conv_kernel, scratch_bytes
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
@@ -30,7 +30,7 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 __all__ = ["Conv"]
 
 _PACK_WORK = 8  # simple operations that packing an element takes, from where its row of the kernel lies
-_ITEMS_PER_THREAD, _MANY_ITEMS = 4, 16
+_ITEMS_PER_THREAD = 4
 # Cycles of a depthwise item, and of each of its vectors beyond the multiply-adds.
 _ITEM_CYCLES, _VECTOR_CYCLES = 200, 8
 
@@ -406,7 +406,7 @@ class Conv:
         images = f.max(f.divu(block, f.max(panels, 1)), 1)
         image_blocks = f.ceildivu(batch, images)
         cells = f.mul(image_blocks, p.groups * p.channel_panels)
-        blocks = self._even(host, blocks, cells, panels)
+        blocks = even_blocks(host, blocks, cells, panels)
         count = f.mul(blocks, cells)
         columns = f.mul(f.divu(f.add(positions, f.sub(blocks, 1)), blocks), images)
         with f.wrapping():
@@ -417,16 +417,6 @@ class Conv:
         kernel = f"{self.name}_{'swapped' if swapped else 'normal'}"
         args = [*shared, panels, blocks, flat, *more, batch, image_blocks, host.kept()]
         host.launch(kernel, args, count, grain, scratch_bytes(p, swapped))
-
-    @staticmethod
-    def _even(host: HostContext, blocks: V, cells: V, most: V) -> V:
-        """Some more blocks, up to `most`, where `cells` of each don't share out among the threads: two take as long for nine
-        as for ten. Of many items one more or less makes no difference."""
-        f, threads = host.fn, host.num_threads
-        even, items = f.mul(f.ceildivu(blocks, threads), threads), f.mul(blocks, cells)
-        few = f.cmp("lt", items, f.mul(threads, _MANY_ITEMS))
-        uneven = f.and_(f.cmp("ne", f.remu(items, threads), 0), f.and_(few, f.cmp("le", even, most)))
-        return f.select(uneven, even, blocks)
 
     def _launch_depthwise(
         self, host: HostContext, p: ConvParams, shared: Sequence[V], flat: V, planes: V, out: Sequence[V], end: Sequence[V]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from dhlo.codegen.families.conv.image import load_elements
 from dhlo.codegen.families.conv.pack import load_bounds, load_geometry
 from dhlo.codegen.families.conv.params import ConvParams
+from dhlo.codegen.families.gemm.multiply_add import add_pair_products
 from dhlo.codegen.kernel_ir.builder import I32, I64, PTR, Fn, V, vec
 
 __all__ = ["HELD", "Columns", "PaddedRows", "Rows"]
@@ -91,14 +92,12 @@ class Rows:
     def multiply_add(self, factor: V, value: V, total: V) -> V:
         """total + factor * value. Integers (i32) are of 16 bits: a product of pairs whose other half is 0 multiplies them where the
         target has one."""
-        f, pairs = self.f, self.f.target.pair_products
+        f = self.f
         if total.is_float:
             return f.fma(factor, value, total)
-        if not pairs or self.lanes < self.p.lanes:
+        if not f.target.pair_products or self.lanes < self.p.lanes:
             return f.add(total, f.mul(factor, value))
-        wide = vec("i16", 2 * self.lanes)
-        x, y = (f.op(wide, f"vector.bitcast {v.name} : {v.type} to {wide}") for v in (f.and_(factor, 0xFFFF), value))
-        return f.add(total, f.intrinsic(pairs, total.type, x, y))
+        return add_pair_products(f, f.and_(factor, 0xFFFF), value, total)
 
     def line(self, plane: V, offset: V | int, column: V) -> V:
         """Address of `column` in the row `offset` below the first window's start; of zeros outside of the image."""

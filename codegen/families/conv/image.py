@@ -28,7 +28,7 @@ class Stored(Protocol):
 
 
 def load_elements(
-    f: Fn, p: Stored, at: V, lanes: int, *, step: int = 1, mask: V | None = None, fill: float = 0, bounds: Bounds = None
+    f: Fn, p: Stored, at: V, lanes: int, *, step: int = 1, mask: V | None = None, fill: float | V = 0, bounds: Bounds = None
 ) -> V:
     """Every step-th element from `at` on as a vector of `p.elem`, `fill` where `mask` doesn't hold: that is per lane, for step 2
     per element of the double vector. What is stored narrow has no other fill than 0."""
@@ -37,7 +37,7 @@ def load_elements(
     ty = vec(p.elem, lanes)
     if mask is None:
         return f.load(at, ty)
-    zero = f.const(fill, ty)
+    zero = fill if isinstance(fill, V) else f.const(fill, ty)
     if step == 1:
         return f.masked_load(at, mask, zero)
     if step == 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -16,6 +16,8 @@ from dhlo.codegen.families.conv.params import COLUMNS_OF_STEP, ConvParams, colum
 from dhlo.codegen.families.conv.quantised_kernels import BLOCK, ByteConvKernel, emit_units, unit_channels
 from dhlo.codegen.families.conv.tiles import ConvTiles
 from dhlo.codegen.families.conv.tiles_form import columns_as_channels
+from dhlo.codegen.families.conv.winograd import Winograd
+from dhlo.codegen.families.conv.winograd_bytes import WinogradOfBytes, has_winograd, is_exact
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import I8, I32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -29,9 +31,10 @@ _POSITION_WORK = 4
 @dataclass(frozen=True)
 class _UnitConv(Conv):
     """The product of weights and windows once the image is of units: an i32 holds some channels. `fill` is the unit that lies
-    outside of the image, as a number."""
+    outside of the image, as a number; `by_columns`: what an i32 holds are columns."""
 
     fill: int = 0
+    by_columns: bool = field(default=False, repr=False)
 
     @property
     def depthwise(self) -> bool:
@@ -53,13 +56,46 @@ class _UnitConv(Conv):
     def workspace_bytes(self) -> int:
         return 4 * prod(self.layout.shape)
 
+    @property
+    def has_winograd(self) -> bool:
+        """Whether calls may choose Winograd's algorithm, if weights are such that it is exact."""
+        apart = (*self.stride, *self.dilation)
+        return not self.by_columns and has_winograd(self.spec, self.in_channels, self.kernel, apart, self.groups)
+
+    @property
+    def end_of_panels(self) -> int:
+        """Bytes of the packed weights, with what sums begin with. An i32 follows if `has_winograd`: whether it is exact."""
+        panels, depth, panel = self.layout.shape
+        return 4 * panels * (1 + depth) * panel
+
     def emit_kernels(self, module: KernelModule) -> None:
         p = self.params(module)
         for form, swapped in (("normal", False), ("swapped", True)):
             if f"{self.name}_{form}" not in module.functions:
                 ByteConvKernel(p, swapped).emit()
+        for variant in self._winograd(p):
+            variant.emit_kernel(module)
         if tiles := ConvTiles.of(p):
             tiles.emit_kernel(module)
+
+    def _winograd(self, p: ConvParams) -> list[Winograd]:
+        return [WinogradOfBytes(p)] if self.has_winograd else []
+
+    def _launch_winograd(
+        self,
+        host: HostContext,
+        variants: Sequence[Winograd],
+        shared: Sequence[V],
+        batch: V,
+        out: Sequence[V],
+        best: V,
+        some: V,
+        end: Sequence[V],
+    ) -> V:
+        f, w = host.fn, shared[1]
+        exact = f.cmp("ne", f.load(f.gep(w, self.end_of_panels, I8), I32), 0)
+        left = super()._launch_winograd(host, variants, shared, batch, out, best, f.and_(some, exact), end)
+        return f.and_(some, f.or_(left, f.not_(exact)))
 
 
 @dataclass(frozen=True)
@@ -156,7 +192,7 @@ class ByteConv:
                 self.groups,
                 I32,
             )
-        return _UnitConv(self.groups * self.units, *static, spec=spec, fill=fill)
+        return _UnitConv(self.groups * self.units, *static, spec=spec, fill=fill, by_columns=self.by_columns)
 
     @property
     def weight_bytes(self) -> int:
@@ -164,19 +200,25 @@ class ByteConv:
         conv = self.conv
         if self.as_it_lies:
             return 4 * self.out_channels * (1 + prod(self.kernel[:-1]) * column_steps(self.kernel[-1]))
-        panels, depth, panel = conv.layout.shape if not self.depthwise else (*conv.layout.shape, 1)
-        own = 4 * panels * (depth + (0 if self.depthwise else 1)) * panel
-        return own + sum(4 * prod(layout.shape) for layout in conv.layouts[1:])
+        if not isinstance(conv, _UnitConv):
+            return 4 * prod(conv.layout.shape)
+        of_tiles = sum(4 * prod(layout.shape) for layout in conv.layouts[1:])
+        return conv.end_of_panels + of_tiles + (4 if conv.has_winograd else 0)
 
     @property
     def key(self) -> tuple[object, ...]:
         """What the packed weights depend on besides the weights."""
         read = self.depthwise and not self.as_it_lies
-        return (*self.conv.layouts, self.unit, self.as_it_lies, self.by_columns, None if read else self._zero)
+        form = (self.unit, self.as_it_lies, self.by_columns, self._has_winograd)
+        return (*self.conv.layouts, *form, None if read else self._zero)
+
+    @property
+    def _has_winograd(self) -> bool:
+        return isinstance(self.conv, _UnitConv) and self.conv.has_winograd
 
     def pack_weight(self, weight: Array) -> Array:
         """i8 weights [out_channels, in_channels / groups, *kernel] as the kernels read them, i32; of few channels twice, for tiles
-        behind those of other kernels."""
+        behind those of other kernels; with what says whether Winograd's algorithm is exact."""
         layout = self.conv.layout
         if self.as_it_lies:
             return self._pack_rows(weight)
@@ -195,8 +237,11 @@ class ByteConv:
         heads = np.zeros((self.groups, layout.panels * layout.panel), np.int64)
         heads[:, : sums.shape[1]] = sums
         own = np.concatenate([heads.astype(np.int32).reshape(panels.shape[0], 1, layout.panel), panels], 1)
-        few = [of_tiles.pack(columns_as_channels(units)).ravel() for of_tiles in self.conv.layouts[1:]]
-        return np.concatenate([own.ravel(), *few]) if few else own
+        more = [of_tiles.pack(columns_as_channels(units)).ravel() for of_tiles in self.conv.layouts[1:]]
+        if self._has_winograd:
+            lowest = (0 if self.spec.unsigned else -128) - self.zero
+            more.append(np.array([is_exact(weight, lowest, lowest + 255)], np.int32))
+        return np.concatenate([own.ravel(), *more]) if more else own
 
     def _pack_rows(self, weight: Array) -> Array:
         """[out_channels, 1 + steps of a window] of i32: what sums begin with, and columns of rows."""

@@ -6,7 +6,7 @@ from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.families.conv.gemm import ConvKernel
 from dhlo.codegen.families.conv.microkernel import lines_of_step
 from dhlo.codegen.families.conv.params import ConvParams
-from dhlo.codegen.families.gemm.multiply_add import multiply_add
+from dhlo.codegen.families.gemm.multiply_add import add_pair_products, multiply_add
 from dhlo.codegen.families.gemm.register_tile import SIGN_BITS, TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
@@ -77,9 +77,7 @@ def _add_products(f: Fn, spec: TileSpec, position: V, weight: V, total: V) -> V:
     """total + the dot products of units."""
     if unit_channels(spec) == 4:
         return multiply_add(f, I8, spec, position, weight, total)
-    wide = vec("i16", 2 * total.lanes)
-    x, y = (f.op(wide, f"vector.bitcast {v.name} : {v.type} to {wide}") for v in (position, weight))
-    return f.add(total, f.intrinsic(spec.target.pair_products, total.type, x, y))
+    return add_pair_products(f, position, weight, total)
 
 
 def emit_units(module: KernelModule, spec: TileSpec, channels: int, zero: int | None) -> str:

@@ -18,6 +18,7 @@ from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import product
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
+from dhlo.shape_infer.cost import Cost
 
 __all__ = ["ConvBytesFamily"]
 
@@ -68,6 +69,11 @@ class ConvBytesFamily(ChoiceFamily):
         assert weight is not None
         key = ("packed_conv_bytes", conv.key, low.constant_key(op.operands[1]))
         self.packed = low.constants.add(key, conv.weight_bytes, lambda: conv.pack_weight(weight.detach().contiguous().numpy()))
+
+    def cost(self) -> Cost:
+        """Winograd's kernel multiplies less, and adds instead."""
+        cost, shares = super().cost(), self.conv.conv.winograd_shares(self.low.module)
+        return replace(cost, variants={kernel: cost.flops * share for kernel, share in shares.items()})
 
     def _place(self, em: Emitter, batch: Index, row: Index, column: Index) -> list[Index]:
         column = Index(column.base, column.step, column.vec)  # positions may start anywhere

@@ -66,19 +66,29 @@ class Winograd:
         return [w for w in found if p.block_channels <= w.blocking.depth]
 
     @property
+    def in_channels(self) -> int:
+        """Those of a depth step of what is multiplied."""
+        return self.p.in_channels
+
+    @property
+    def block_channels(self) -> int:
+        """The same of a block of packed weights."""
+        return self.p.block_channels
+
+    @property
     def blocking(self) -> Blocking:
         return Blocking(self.down, self.across, self.p.spec, self.p.code, self.p.image, self.p.pairs)
 
     @property
     def span(self) -> int:
         """Depth blocks of packed weights in one of the kernel's."""
-        return self.blocking.span(self.p.block_channels, self.p.depth_blocks)
+        return self.blocking.span(self.block_channels, self.p.depth_blocks)
 
     @property
     def together(self) -> int:
         """Planes of the window in a depth block: several only where it has room for all of their channels, in whole vectors."""
         p = self.p
-        room = self.blocking.depth // p.in_channels if p.in_channels % p.lanes == 0 else 1
+        room = self.blocking.depth // self.in_channels if self.in_channels % p.lanes == 0 else 1
         return max(1, min(room, p.kernel[0]))
 
     @property
@@ -96,9 +106,9 @@ class Winograd:
         their sums to outputs. Maps of weights depend on how the tiles are grouped, and are left out."""
         p, b = self.p, self.blocking
         of_inputs, _, of_outputs = self._operations
-        channels = p.in_channels * p.kernel[0]
+        channels = self.in_channels * p.kernel[0]
         maps = of_inputs * channels + of_outputs * p.out_channels
-        direct = b.taps * b.outputs * channels * p.out_channels
+        direct = b.taps * b.outputs * p.in_channels * p.kernel[0] * p.out_channels
         return sympy.Rational(b.points * channels * p.out_channels + maps, direct)
 
     @property
@@ -150,15 +160,15 @@ class Winograd:
         """Planes of the windows of all planes of an image that are multiplied."""
         return host.fn.mul(out[0], self.p.kernel[0])
 
-    def numbers_of_cut(self, cut: Cut) -> list[V]:
+    def numbers_of_cut(self, f: Fn, cut: Cut) -> list[V]:
         """The kernel's arguments."""
         return [cut.rows, cut.th, cut.tw, cut.row_groups, cut.column_groups]
 
     def cost(self, host: HostContext, out: Sequence[V], cut: Cut) -> V:
         """Vector operations of the thread that has most to do; modulo 2^64."""
         f, p, b = host.fn, self.p, self.blocking
-        in_channels = p.in_channels * p.kernel[0]
-        in_vectors, out_vectors = -(-p.in_channels // p.lanes), p.channel_panels * p.panel // p.lanes
+        in_channels = self.in_channels * p.kernel[0]
+        in_vectors, out_vectors = -(-self.in_channels // p.lanes), p.channel_panels * p.panel // p.lanes
         computed = -(-p.out_channels // p.nr) * p.spec.vectors
         # Arithmetic of the maps, and their stores, which go on beside it.
         stored = zip(self._operations, (b.points, b.factors, b.outputs), strict=True)
@@ -166,7 +176,7 @@ class Winograd:
         tiles, groups = f.mul(cut.rows, cut.tw), cut.groups(f)
         of_plane = f.mul(f.divu(cut.rows, f.max(out[0], 1)), cut.tw)  # of all images' first ones
         multiplied = f.mul(of_plane, self.planes_of_windows(host, out))
-        products = f.mul(f.max(multiplied, _LATENCY_ROWS * p.kernel[0]), b.points * p.in_channels * computed)
+        products = f.mul(f.max(multiplied, _LATENCY_ROWS * p.kernel[0]), b.points * self.in_channels * computed)
         # Sums lie in the second cache, and are read and written again for each depth block.
         updates = f.mul(update_cycles(host), self.depth_blocks)
         sums = f.mul(tiles, f.mul(f.add(f.mul(f.add(updates, 1), b.points), by_outputs), out_vectors))
@@ -197,17 +207,17 @@ class Winograd:
             self.together,
             p.stride[0],
             p.dilation[0],
-            p.in_channels,
+            self.in_channels,
             p.out_channels,
-            p.block_channels,
+            self.block_channels,
             self.span,
         ]
         # Tiles that overhang read no input that no window has: negative padding crops images.
         for side, d, at, outs in ((self.down, 1, _IH, _OH), (self.across, 2, _IH + 1, _OH + 1)):
             reach = f.add(f.mul(f.sub(head[outs], 1), side.stride), side.window - p.padding[d][0])
             head[at] = f.max(f.min(head[at], reach), 0)
-        args = [*head, sxb, sxc, sxd, sxh, *map(f.i64, numbers), *self.numbers_of_cut(cut), *end, host.kept()]
+        args = [*head, sxb, sxc, sxd, sxh, *map(f.i64, numbers), *self.numbers_of_cut(f, cut), *end, host.kept()]
         tiles = f.divu(f.mul(cut.rows, cut.tw), f.max(groups, 1))
-        adds = f.mul(f.add(tiles, 1), b.points * p.in_channels * p.kernel[0] * p.panel // p.lanes)
+        adds = f.mul(f.add(tiles, 1), b.points * self.in_channels * p.kernel[0] * p.panel // p.lanes)
         grain = f.add(f.divu(product_wake_cycles(host), adds), 1)
         host.launch(self.kernel, args, f.mul(groups, p.channel_panels), grain, b.scratch_bytes(host, self.depth_blocks))

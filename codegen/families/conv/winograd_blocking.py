@@ -1,16 +1,19 @@
-"""Sizes of a Winograd kernel: how channels and tiles are blocked, and where a worker's scratch has what."""
+"""Sizes and numbers of a Winograd kernel: how channels and tiles are blocked, what is computed in, and where a worker's scratch
+has what."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dhlo.codegen.families.conv.quantised_weights import row_bytes
+from dhlo.codegen.families.conv.quantised_weights import load_codes, row_bytes
 from dhlo.codegen.families.conv.winograd_transforms import Filter
+from dhlo.codegen.families.gemm.multiply_add import widened_pair
 from dhlo.codegen.families.gemm.register_tile import TileSpec
-from dhlo.codegen.kernel_ir.builder import F32, I8, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, Fn, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["POSITIONS", "STRIP", "Blocking", "Scratch"]
+__all__ = ["POSITIONS", "Blocking", "Scratch"]
 
 # Input channels of a depth block by n and the window's taps, no fewer than a block of packed weights has: mapped weights of a panel
 # then take 256 to 360 KiB, those of one dim less, lest a point's outgrow the first cache. Code and layout rest on it; on a machine
@@ -18,8 +21,8 @@ __all__ = ["POSITIONS", "STRIP", "Blocking", "Scratch"]
 _DEPTH = {(6, 9): 64, (6, 4): 80, (4, 9): 128, (4, 4): 128, (6, 3): 96, (6, 2): 144, (4, 3): 96, (4, 2): 144}
 # Points of all tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
 _MOST_POINTS = 2016
-# Columns of the input that are brought into vectors of channels together, with all rows of a tile: they stay in the first cache.
-STRIP = 64
+# Vectors of a row of the input that are brought into channels together, with all rows of a tile: they stay in the first cache.
+_STRIP = 64
 # Output positions of whole rows that are handed to the epilogue together.
 POSITIONS = 256
 
@@ -39,6 +42,49 @@ class Blocking:
     def elem(self) -> str:
         """What is computed in."""
         return F32
+
+    @property
+    def parts(self) -> int:
+        """Channels of an element of the image: vectors that one of elements becomes before it is mapped."""
+        return 1
+
+    @property
+    def mapped(self) -> str:
+        """The type of a vector that inputs and weights are mapped in."""
+        return vec(F32, self.lanes)
+
+    @property
+    def heads(self) -> int:
+        """Rows of a panel of packed weights before those of the reduction."""
+        return 0
+
+    @property
+    def more_of_inputs(self) -> tuple[str, ...]:
+        """Further arguments of what maps inputs: of an image that is `bounded` where it is."""
+        return ("begin", "end") if self.bounded else ()
+
+    def outside(self, f: Fn, more: Sequence[V]) -> V:
+        """A vector of the elements that lie outside of the image; `more` are those arguments."""
+        return f.const(0, vec(self.elem, self.lanes))
+
+    def split(self, f: Fn, x: V, outside: V) -> list[V]:
+        """The parts of a vector of the image's elements, 0 where these are as `outside`."""
+        return [x]
+
+    def load_taps(self, f: Fn, row: V, column: int) -> list[V]:
+        """A vector of packed weights for each channel that a row holds."""
+        if self.pairs:
+            return list(widened_pair(f, f.load(f.gep(row, column, I32), vec(I32, self.lanes))))
+        if self.code:
+            return [load_codes(f, self.code, row, column, self.lanes, self.panel)]
+        return [f.load(f.gep(row, column, F32), self.mapped)]
+
+    def multiply_add(self, f: Fn, x: V, y: V, total: V) -> V:
+        return f.fma(x, y, total)
+
+    def finished(self, f: Fn, block: list[list[V]]) -> Sequence[Sequence[V]]:
+        """Outputs of a tile, of the mapped sums."""
+        return block
 
     @property
     def stored(self) -> str:
@@ -115,14 +161,24 @@ class Blocking:
         return _DEPTH[max(self.down.side, self.across.side), self.taps]
 
     @property
-    def packed_row(self) -> tuple[int, str]:
-        """Elements, and of what type, of a row of a panel of packed weights."""
-        return (row_bytes(self.code, self.panel), I8) if self.code else (self.panel, F32)
+    def packed_bytes(self) -> int:
+        """Bytes of a channel in a panel of packed weights."""
+        return row_bytes(self.code, self.panel) if self.code else self.panel * BITS[F32] // 8
+
+    @property
+    def row_channels(self) -> int:
+        """Channels that a row of packed weights holds."""
+        return 2 if self.pairs else 1
+
+    @property
+    def strip(self) -> int:
+        """Columns of the input that are brought into vectors of channels together."""
+        return _STRIP // self.parts
 
     @property
     def strip_tiles(self) -> int:
         """Tiles of a row that are brought into vectors of channels together."""
-        return (STRIP - self.across.overlap) // self.across.step
+        return (self.strip - self.across.overlap) // self.across.step
 
     # Points are a line more apart than their content takes: a power of two apart, they would share sets of the caches.
     @property
@@ -163,6 +219,6 @@ class Scratch:
     def __init__(self, b: Blocking) -> None:
         self.sums = b.factors * b.weight_stride * 4
         self.strip = self.sums + b.points * (b.most_tiles_of_sums * b.panel + b.lanes) * 4
-        self.stage = self.strip + b.down.inputs * STRIP * b.lanes * 4
+        self.stage = self.strip + b.down.inputs * _STRIP * b.lanes * 4
         self.tile = self.stage + b.row_elements * b.panel * 4
         self.inputs = self.tile + b.row_elements * b.panel * 4

@@ -24,7 +24,7 @@ from dhlo.codegen.families.blocks import Blocks
 from dhlo.codegen.families.conv.microkernel import emit_transpose
 from dhlo.codegen.families.conv.winograd_blocking import POSITIONS, Blocking, Scratch
 from dhlo.codegen.families.conv.winograd_tiles import emit_inputs, emit_outputs, emit_products, emit_weights
-from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
 __all__ = ["FIELDS", "WinogradKernel", "emit_winograd_kernel"]
@@ -104,6 +104,7 @@ class _Geometry:
     row_groups: V
     column_groups: V
     plane_groups: V | None = None  # of kernels that map planes once for several windows
+    fill: V | None = None  # of bytes: the element that lies outside of the image
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,13 @@ class WinogradKernel:
         self.b, self.layout = b, Scratch(b)
         self.inputs, self.weights = emit_inputs(module, b), emit_weights(module, b)
         self.products, self.outputs = emit_products(module, b), emit_outputs(module, b)
-        self.transpose = emit_transpose(module, F32, b.lanes, b.spec)
+        self.transpose = emit_transpose(module, b.elem, b.lanes, b.spec)
         self.f = kernel_fn(module, name)
         *_, self.scratch = self.f.args
         types = [PTR if n in _POINTERS else I64 for n in self.fields]
         *values, kept = load_args(self.f, [*types, *([PTR] if b.bounded else []), PTR])
-        self.geo, self.end_of_image = _Geometry(*values[: len(self.fields)]), values[-1]
+        self.geo = _Geometry(**dict(zip(self.fields, values, strict=False)))
+        self.end_of_image = values[-1]
         self.groups = Blocks(self.f, kept)
         f, geo = self.f, self.geo
         self.depth = f.mul(geo.block_channels, geo.span)  # channels of a depth block
@@ -217,14 +219,15 @@ class WinogradKernel:
         element `to` of the mapped inputs. A plane that isn't there is zero."""
         f, geo, b = self.f, self.geo, self.b
         height = f.select(f.cmp("ult", z, geo.id), geo.ih, 0)
-        with f.loop(0, channels, b.lanes) as c:
-            source = f.add(f.mul(image, geo.sxb), f.mul(f.add(c0, c.iv), geo.sxc))
+        with f.loop(0, channels, b.parts * b.lanes) as c:
+            element = f.divu(f.add(c0, c.iv), b.parts)
+            source = f.add(f.mul(image, geo.sxb), f.mul(element, geo.sxc))
             source = f.add(source, f.mul(z, geo.sxd))
-            numbers = [geo.sxc, geo.sxh, height, geo.iw, *corner, f.sub(channels, c.iv), tiles]
-            at = f.gep(self.at(self.layout.inputs), f.add(to, c.iv), F32)
+            numbers = [geo.sxc, geo.sxh, height, geo.iw, *corner, f.divu(f.sub(channels, c.iv), b.parts), tiles]
+            at = f.gep(self.at(self.layout.inputs), f.add(to, c.iv), b.elem)
             strip = self.at(self.layout.strip)
-            bounds = (f.ptr_to_int(geo.x), f.ptr_to_int(self.end_of_image)) if b.bounded else ()
-            f.call(self.inputs, [f.gep(geo.x, source, b.stored), *numbers, strip, at, g.input_stride, *bounds])
+            more = [f.ptr_to_int(geo.x), f.ptr_to_int(self.end_of_image)] if b.bounded else [] if geo.fill is None else [geo.fill]
+            f.call(self.inputs, [f.gep(geo.x, source, b.stored), *numbers, strip, at, g.input_stride, *more])
 
     def multiply(self, g: Group, panel: V) -> None:
         """The sums of a panel, over all depth blocks."""
@@ -234,7 +237,7 @@ class WinogradKernel:
             c0, k, first, end = self.block(block.iv)
             with f.loop(first, end) as plane:
                 self.map_weights(packed, plane.iv, c0, k, f.mul(f.sub(plane.iv, first), k))
-            a = f.gep(self.at(self.layout.inputs), f.mul(f.mul(block.iv, b.points), g.input_stride), F32)
+            a = f.gep(self.at(self.layout.inputs), f.mul(f.mul(block.iv, b.points), g.input_stride), b.elem)
             sums = self.at(self.layout.sums)
             depth = f.mul(k, f.sub(end, first))
             numbers = [g.tiles, depth, columns, block.iv]
@@ -245,12 +248,12 @@ class WinogradKernel:
         """Columns of a panel that are output channels, and where its packed weights are."""
         f, geo, b = self.f, self.geo, self.b
         columns = f.min(f.sub(geo.out_channels, f.mul(panel, b.panel)), b.panel)
-        return columns, self.packed_at(geo.w, f.mul(f.mul(panel, geo.in_channels), self.taps))
+        rows = f.mul(panel, f.add(f.mul(geo.in_channels, self.taps), b.heads))
+        return columns, self.packed_at(geo.w, f.add(rows, b.heads))
 
     def packed_at(self, packed: V, rows: V) -> V:
-        """Where a row of packed weights is."""
-        row, elem = self.b.packed_row
-        return self.f.gep(packed, self.f.mul(rows, row), elem)
+        """Where a channel of packed weights is."""
+        return self.f.gep(packed, self.f.mul(rows, self.b.packed_bytes), I8)
 
     def map_weights(self, packed: V, plane: V, c0: V, k: V, to: V) -> None:
         """Maps those of a plane of the window and k channels from c0 on to the row `to` of a depth block."""
@@ -259,7 +262,7 @@ class WinogradKernel:
             channels = f.min(f.sub(k, part.iv), geo.block_channels)
             at = f.add(f.mul(f.add(c0, part.iv), self.taps), f.mul(f.mul(plane, b.taps), channels))
             row = f.mul(f.add(to, part.iv), b.panel)
-            f.call(self.weights, [self.packed_at(packed, at), channels, f.gep(self.at(0), row, F32)])
+            f.call(self.weights, [self.packed_at(packed, at), channels, f.gep(self.at(0), row, b.elem)])
 
     def finish(self, g: Group, panel: V) -> None:
         """Hands a panel's outputs to the epilogue: some rows of tiles at a time where they are whole, else one."""
@@ -286,22 +289,22 @@ class WinogradKernel:
         f, geo, b = self.f, self.geo, self.b
         sums, stage, tile = (self.at(n) for n in (self.layout.sums, self.layout.stage, self.layout.tile))
         with f.loop(0, lines) as line:
-            source = f.gep(sums, f.mul(f.add(tile0, f.mul(line.iv, g.across)), b.panel), F32)
-            to = f.gep(stage, f.mul(f.mul(line.iv, columns), b.down.m * b.panel), F32)
+            source = f.gep(sums, f.mul(f.add(tile0, f.mul(line.iv, g.across)), b.panel), b.elem)
+            to = f.gep(stage, f.mul(f.mul(line.iv, columns), b.down.m * b.panel), b.elem)
             f.call(self.outputs, [source, g.sum_stride, g.across, columns, to])
         y0 = f.mul(row, b.down.m)
         height = f.sub(f.min(f.mul(f.add(row, lines), b.down.m), geo.oh), y0)
         positions = f.mul(height, columns)
         ld = f.mul(f.add(f.ceildivu(positions, b.lanes), 1), b.lanes)  # not a power of two
         with f.loop(0, positions, b.lanes) as p:
-            f.call(self.transpose, [f.gep(stage, f.mul(p.iv, b.panel), F32), f.gep(tile, p.iv, F32), ld])
+            f.call(self.transpose, [f.gep(stage, f.mul(p.iv, b.panel), b.elem), f.gep(tile, p.iv, b.elem), ld])
         m0 = f.mul(panel, b.panel)
         channels = f.min(f.sub(geo.out_channels, m0), b.panel)
         image, z = f.divu(plane, geo.od), f.remu(plane, geo.od)
         n0 = f.add(f.mul(f.add(f.mul(z, geo.oh), y0), geo.ow), f.mul(g.first, b.across.m))
         calls, step = f.select(whole, f.i64(1), height), f.select(whole, positions, columns)
         with f.loop(0, calls) as c:
-            at, n = f.gep(tile, f.mul(c.iv, step), F32), f.add(n0, f.mul(c.iv, geo.ow))
+            at, n = f.gep(tile, f.mul(c.iv, step), b.elem), f.add(n0, f.mul(c.iv, geo.ow))
             f.call_ptr(geo.epilogue, [geo.eargs, at, ld, image, m0, n, channels, step])
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.winograd import Cut, Winograd
 from dhlo.codegen.families.conv.winograd_kernel import FIELDS, Group, WinogradKernel
-from dhlo.codegen.kernel_ir.builder import F32, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["WinogradOfPlanes"]
@@ -75,8 +75,8 @@ class WinogradOfPlanes(Winograd):
             total = f.add(total, f.max(f.sub(end, max(front - k, 0)), 0))
         return total
 
-    def numbers_of_cut(self, cut: Cut) -> list[V]:
-        return [*super().numbers_of_cut(cut), cut.plane_groups]
+    def numbers_of_cut(self, f: Fn, cut: Cut) -> list[V]:
+        return [*super().numbers_of_cut(f, cut), cut.plane_groups]
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,14 @@ class _Kernel(WinogradKernel):
                 done = f.mul(f.sub(lo, g.z0), g.plane_tiles)
                 ahead = f.add(done, f.mul(k, g.plane_tiles))
                 a = f.add(f.mul(f.mul(block.iv, b.points), g.input_stride), f.mul(ahead, b.depth))
-                sums = f.gep(self.at(self.layout.sums), f.mul(done, b.panel), F32)
+                sums = f.gep(self.at(self.layout.sums), f.mul(done, b.panel), b.elem)
                 numbers = [f.mul(f.sub(hi, lo), g.plane_tiles), depth, columns, f.select(begins, f.i64(0), 1)]
                 # The next plane's weights, or those of the next channels.
                 last = f.cmp("eq", f.add(nth.iv, 1), geo.planes)
                 next_plane = f.mul(f.remu(f.add(k, 1), geo.planes), b.taps)
                 later = f.mul(f.select(last, f.add(c0, depth), c0), self.taps)
                 later = self.packed_at(packed, f.add(later, f.mul(next_plane, depth)))
-                at = f.gep(self.at(self.layout.inputs), a, F32)
+                at = f.gep(self.at(self.layout.inputs), a, b.elem)
                 f.call(self.products, [at, g.input_stride, self.at(0), sums, g.sum_stride, *numbers, later])
 
     def planes_of(self, g: Group) -> Iterator[tuple[V, V, V, V]]:

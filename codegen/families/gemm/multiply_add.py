@@ -5,7 +5,7 @@ from __future__ import annotations
 from dhlo.codegen.families.gemm.register_tile import TileSpec, depth
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, Fn, V, vec
 
-__all__ = ["as_vector_of", "multiply_add", "widened_pair"]
+__all__ = ["add_pair_products", "as_vector_of", "multiply_add", "widened_pair"]
 
 
 def multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
@@ -21,9 +21,15 @@ def multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
     pairs = spec.target.pair_products
     wide = "i16" if pairs else I32
     for x_byte, y_byte in zip(_bytes(fn, x, wide, unsigned=spec.unsigned), _bytes(fn, y, wide), strict=True):
-        product = fn.intrinsic(pairs, sum_.type, x_byte, y_byte) if pairs else fn.mul(x_byte, y_byte)
-        sum_ = fn.add(sum_, product)
+        sum_ = add_pair_products(fn, x_byte, y_byte, sum_) if pairs else fn.add(sum_, fn.mul(x_byte, y_byte))
     return sum_
+
+
+def add_pair_products(fn: Fn, x: V, y: V, sum_: V) -> V:
+    """sum_ (i32) + x * y for vectors of the same size that hold pairs of i16, both products of which are added. Where there is an
+    instruction for that LLVM takes it."""
+    x, y = as_vector_of(fn, "i16", x), as_vector_of(fn, "i16", y)
+    return fn.add(sum_, fn.intrinsic(fn.target.pair_products, sum_.type, x, y))
 
 
 def widened_pair(fn: Fn, pairs: V) -> tuple[V, V]:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.quantised import ByteConv
 from dhlo.codegen.families.conv.transposed import ConvTranspose
-from dhlo.codegen.kernel_ir.builder import F32, I64, Fn, KernelModule, vec
+from dhlo.codegen.kernel_ir.builder import F32, I32, I64, Fn, KernelModule, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
 from tests.codegen.harness import Program, TestHost, aligned
 
-__all__ = ["build_conv", "conv_params", "emit_store", "numpy_type", "run_conv"]
+__all__ = [
+    "build_byte_conv",
+    "build_conv",
+    "byte_conv_params",
+    "byte_operands",
+    "conv_params",
+    "emit_store",
+    "numpy_type",
+    "run_conv",
+]
 
 
 def numpy_type(elem: str) -> type[np.floating[Any]]:
@@ -115,3 +126,37 @@ def run_conv(
     if isinstance(conv, ConvTranspose):
         assert params["workspace_bytes"][0] == (out.nbytes if conv.interleaves else 0)
     return out
+
+
+def build_byte_conv(c: ByteConv, facts: Sequence[str] = ()) -> Program:
+    """Compiles a convolution of bytes, which stores its sums; `facts` of the machine are parameters."""
+    module = KernelModule(c.spec.target)
+    c.emit_kernels(module)
+    epilogue, host = emit_store(module, I32), TestHost(module, asked=facts)
+    sizes = [host.size(f"n{i}") for i in range(len(c.kernel) + 1)]
+    x, w, workspace, eargs = (host.pointer(n) for n in ("x", "w", "workspace", "eargs"))
+    for fact in facts:
+        host.size(fact)
+    symbol = host.fn.address_of(epilogue)
+    c.emit_launch(host, x=x, w=w, sizes=sizes, workspace=workspace, epilogue=symbol, epilogue_args=eargs)
+    return host.build()
+
+
+def byte_conv_params(c: ByteConv, x: Any, weight: Any) -> tuple[dict[str, Any], Any]:
+    """Parameters of a call and the output that it writes, filled with 777."""
+    spatial = [max(0, n) for n in c.conv.output_size(x.shape[2:])]
+    out = np.full((x.shape[0], c.out_channels, *spatial), 777, np.int32)
+    w = _aligned_copy(c.pack_weight(weight))
+    assert w.nbytes == c.weight_bytes
+    workspace = aligned(4 * x.shape[0] * c.groups * c.units * int(np.prod(x.shape[2:])))
+    eargs = np.array([out.ctypes.data, int(np.prod(spatial)), c.out_channels, 0], np.int64)
+    params: dict[str, Any] = {"x": x, "w": w, "workspace": workspace, "eargs": eargs}
+    return params | {f"n{i}": n for i, n in enumerate((x.shape[0], *x.shape[2:]))}, out
+
+
+def byte_operands(c: ByteConv, sizes: tuple[int, ...], seed: int) -> tuple[Any, Any]:
+    """An image and weights of all bytes."""
+    rng, shape = np.random.default_rng(seed), (sizes[0], c.in_channels, *sizes[1 : len(c.kernel) + 1])
+    low, high, dtype = (0, 256, np.uint8) if c.spec.unsigned else (-128, 128, np.int8)
+    weight = rng.integers(-128, 128, (c.out_channels, c.in_channels // c.groups, *c.kernel)).astype(np.int8)
+    return rng.integers(low, high, shape).astype(dtype), weight

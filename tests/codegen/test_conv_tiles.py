@@ -20,10 +20,10 @@ from dhlo.codegen.families.conv.tiles_form import Phases
 from dhlo.codegen.families.conv.transposed import ConvTranspose
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, tile_spec
 from dhlo.codegen.families.gemm.tiles import TILES_PAY
-from dhlo.codegen.kernel_ir.builder import I32, KernelModule
+from dhlo.codegen.kernel_ir.builder import KernelModule
 from dhlo.codegen.target import parse_target
 from tests.codegen import tile_machine
-from tests.codegen.conv_host import emit_store
+from tests.codegen.conv_host import build_byte_conv, byte_conv_params, byte_operands, emit_store
 from tests.codegen.harness import Program, TestHost, aligned, build_hosts
 from tests.codegen.test_conv import reference
 from tests.codegen.test_matmul_bytes import runs_here
@@ -350,44 +350,18 @@ def build_bytes(c: ByteConv, tiles: bool) -> Program:
     """Compiles a convolution of bytes, by tiles or by vectors."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConvTiles, "cost", lambda self, host, blocks: host.fn.i64(-1 if tiles else (1 << 63) - 1))
-        module = KernelModule(c.spec.target)
-        c.emit_kernels(module)
-        epilogue, host = emit_store(module, I32), TestHost(module, asked=FACTS)
-        sizes = [host.size(f"n{i}") for i in range(len(c.kernel) + 1)]
-        x, w, workspace, eargs = (host.pointer(n) for n in ("x", "w", "workspace", "eargs"))
-        for fact in FACTS:
-            host.size(fact)
-        symbol = host.fn.address_of(epilogue)
-        c.emit_launch(host, x=x, w=w, sizes=sizes, workspace=workspace, epilogue=symbol, epilogue_args=eargs)
-        return host.build()
+        return build_byte_conv(c, FACTS)
 
 
 def run_bytes(c: ByteConv, x: Array, weight: Array, *, tiles: bool = True, threads: int = 2, seed: int | None = None) -> Array:
     """The sums."""
     assert c.conv.tiles
-    spatial = [max(0, n) for n in c.conv.output_size(x.shape[2:])]
-    out = np.full((x.shape[0], c.out_channels, *spatial), 777, np.int32)
-    packed = c.pack_weight(weight)
-    assert packed.nbytes == c.weight_bytes
-    w = aligned(packed.nbytes)
-    w[:] = packed.ravel().view(np.uint8)
-    workspace = aligned(4 * x.shape[0] * c.groups * c.units * int(np.prod(x.shape[2:])))
-    eargs = np.array([out.ctypes.data, int(np.prod(spatial)), c.out_channels, 0], np.int64)
-    params: dict[str, Any] = {"x": x, "w": w, "workspace": workspace, "eargs": eargs} | FAST
-    params |= {f"n{i}": n for i, n in enumerate((x.shape[0], *x.shape[2:]))}
+    params, out = byte_conv_params(c, x, weight)
     tile_machine.report()
-    build_bytes(c, tiles)(num_threads=threads, seed=seed, **params)
+    build_bytes(c, tiles)(num_threads=threads, seed=seed, **params, **FAST)
     if tile_machine.is_needed(SPEC.target):
         assert (tile_machine.report() > 0) == (tiles and out.size > 0)
     return out
-
-
-def bytes_of(c: ByteConv, sizes: tuple[int, ...], seed: int) -> tuple[Array, Array]:
-    """An image and weights of all bytes."""
-    rng, shape = np.random.default_rng(seed), (sizes[0], c.in_channels, *sizes[1 : len(c.kernel) + 1])
-    low, high, dtype = (0, 256, np.uint8) if c.spec.unsigned else (-128, 128, np.int8)
-    weight = rng.integers(-128, 128, (c.out_channels, c.in_channels // c.groups, *c.kernel)).astype(np.int8)
-    return rng.integers(low, high, shape).astype(dtype), weight
 
 
 @pytest.mark.parametrize("c", BYTES, ids=lambda c: c.conv.name)
@@ -395,7 +369,7 @@ def test_sums_of_bytes_are_exact_at_all_sizes(c: ByteConv) -> None:
     """Less the image's zero, which is what lies outside; vectors find the same."""
     for number, sizes in enumerate(SIZES):
         if min(c.conv.output_size(sizes[1 : len(c.kernel) + 1])) >= 1:
-            x, weight = bytes_of(c, sizes, number)
+            x, weight = byte_operands(c, sizes, number)
             want = reference(c.conv, x.astype(np.float32) - c.zero, weight.astype(np.float32))
             assert (run_bytes(c, x, weight, seed=number) == want).all()
             assert (run_bytes(c, x, weight, threads=1) == want).all()

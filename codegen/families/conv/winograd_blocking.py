@@ -10,7 +10,7 @@ from dhlo.codegen.families.conv.quantised_weights import load_codes, row_bytes
 from dhlo.codegen.families.conv.winograd_transforms import Filter
 from dhlo.codegen.families.gemm.multiply_add import widened_pair
 from dhlo.codegen.families.gemm.register_tile import TileSpec
-from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, Fn, V, vec
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I32, Fn, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["POSITIONS", "Blocking", "Scratch"]

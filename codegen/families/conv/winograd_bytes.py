@@ -9,10 +9,10 @@ With the points 0, 1, -1, 2, -2 and infinity B^T holds integers, and so do G and
            0  2 -1 -2  1  0         1 -2  4
            0  4  0 -5  0  1         0  0  6
 
-In two dims inputs that are at most 255 become at most 100 times as large, weights 49 times: both fit an i16, of which an instruction
-multiplies two pairs and adds them. Sums wrap, as do those that A^T makes of them; what comes out is 9 * 2^s times the output modulo
-2^32, s at most 6. 9 has an inverse there, and a shift to the right does the rest: outputs are exact if they fit 26 bits, whatever
-wrapped in between. That depends on the weights (`is_exact`).
+In two dims inputs that are at most 255 become at most 100 times as large, weights 49 times: both fit an i16, of which an
+instruction multiplies two pairs and adds them. Sums wrap, as do those that A^T makes of them; what comes out is 9 * 2^s times the
+output modulo 2^32, s at most 6. 9 has an inverse there, and a shift to the right does the rest: outputs are exact if they fit 26
+bits, whatever wrapped in between. That depends on the weights (`is_exact`).
 
 36 products of pairs replace 144 of bytes, of which an instruction does four: half the instructions, a quarter where products of
 bytes take those of pairs. An instruction for matrices of bytes beats both.
@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dhlo.codegen.families.conv.layout import Array
-from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.quantised_kernels import unit_channels
 from dhlo.codegen.families.conv.winograd import Cut, Winograd
 from dhlo.codegen.families.conv.winograd_blocking import Blocking
@@ -36,21 +35,23 @@ from dhlo.codegen.families.gemm.multiply_add import add_pair_products, as_vector
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, Fn, KernelModule, V, vec
 
-__all__ = ["WinogradOfBytes", "has_winograd", "is_exact"]
+__all__ = ["SHIFTS", "WholeFilter", "WinogradOfBytes", "has_winograd", "is_exact"]
 
 _I16 = "i16"
-# By output of a dim: it comes out 3 * 2^s times as large.
-_SHIFTS = (3, 2, 1, 1)
+SHIFTS = (3, 2, 1, 1)
+"""By output of a dim: it comes out 3 * 2^s times as large."""
 _INVERSE_OF_9 = pow(9, -1, 1 << 32)
 # What is left of 32 bits.
-_BITS = 32 - 2 * max(_SHIFTS)
+_BITS = 32 - 2 * max(SHIFTS)
 
 
 def has_winograd(spec: TileSpec, units: int, kernel: Sequence[int], apart: Sequence[int], groups: int) -> bool:
     """Whether there is a form for a convolution of so many units of channels; `apart`: its strides and dilations."""
     one_plane = all(k == 1 for k in kernel[:-2]) and tuple(kernel[-2:]) == (3, 3)
     some = units * unit_channels(spec) >= spec.lanes(I32)
-    return one_plane and some and groups == 1 and set(apart) == {1} and bool(spec.target.pair_products) and spec.target.tiles is None
+    return (
+        one_plane and some and groups == 1 and set(apart) == {1} and bool(spec.target.pair_products) and spec.target.tiles is None
+    )
 
 
 def is_exact(weight: Array, lowest: int, highest: int) -> bool:
@@ -63,7 +64,7 @@ def is_exact(weight: Array, lowest: int, highest: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _WholeFilter(Filter):
+class WholeFilter(Filter):
     """F(4, 3) in whole numbers. Vectors of inputs and weights are of i16, of sums i32."""
 
     side: int = 6
@@ -155,8 +156,11 @@ class _ByteBlocking(Blocking):
         return add_pair_products(f, x, y, total)
 
     def finished(self, f: Fn, block: list[list[V]]) -> Sequence[Sequence[V]]:
-        inverse = _INVERSE_OF_9 - (1 << 32 if _INVERSE_OF_9 >> 31 else 0)
-        return [[f.shr(f.mul(x, inverse), s + t) for x, t in zip(row, _SHIFTS, strict=True)] for row, s in zip(block, _SHIFTS, strict=True)]
+        shifted = [[s + t for t in SHIFTS] for s in SHIFTS]
+        return [
+            [f.shr(f.mul(x, _INVERSE_OF_9), s) for x, s in zip(row, of_row, strict=True)]
+            for row, of_row in zip(block, shifted, strict=True)
+        ]
 
 
 class _Kernel(WinogradKernel):
@@ -167,8 +171,8 @@ class _Kernel(WinogradKernel):
 class WinogradOfBytes(Winograd):
     """The same in the host program, of a convolution of units."""
 
-    down: Filter = field(default_factory=_WholeFilter)
-    across: Filter = field(default_factory=_WholeFilter)
+    down: Filter = field(default_factory=WholeFilter)
+    across: Filter = field(default_factory=WholeFilter)
 
     @property
     def blocking(self) -> Blocking:

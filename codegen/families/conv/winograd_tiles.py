@@ -61,17 +61,17 @@ def emit_inputs(module: KernelModule, b: Blocking) -> str:
                 for i, part in enumerate(b.split(f, v, outside)):
                     f.store(part, f.gep(out, (j * b.parts + i) * lanes, b.elem))
     with f.loop(0, tiles) as t:
-        for part in range(b.parts):
-            start = f.gep(strip, f.add(f.mul(t.iv, b.across.step * b.parts * lanes), part * lanes), b.elem)
-            out = f.gep(to, f.add(f.mul(t.iv, b.depth), part * lanes), b.elem)
+        for nth in range(b.parts):
+            start = f.gep(strip, f.add(f.mul(t.iv, b.across.step * b.parts * lanes), nth * lanes), b.elem)
+            out = f.gep(to, f.add(f.mul(t.iv, b.depth), nth * lanes), b.elem)
 
             def at(i: int, j: int, start: V = start) -> V:
                 return f.load(f.gep(start, (i * b.strip + j) * b.parts * lanes, b.elem), b.mapped)
 
             block = _block(b.down.inputs, b.across.inputs, at)
             mapped = in_two_dims(block, lambda d: b.down.map_inputs(f, d), lambda d: b.across.map_inputs(f, d))
-            for p, v in enumerate(v for row in mapped for v in row):
-                f.store(v, f.gep(out, f.mul(stride, p), b.elem))
+            for point, v in enumerate(v for row in mapped for v in row):
+                f.store(v, f.gep(out, f.mul(stride, point), b.elem))
     f.done()
     return name
 

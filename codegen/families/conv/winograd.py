@@ -12,13 +12,14 @@ from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.winograd_blocking import Blocking
 from dhlo.codegen.families.conv.winograd_kernel import FIELDS, emit_winograd_kernel
 from dhlo.codegen.families.conv.winograd_transforms import Filter
-from dhlo.codegen.kernel_ir.builder import F32, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import F32, Fn, KernelModule, Num, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["Cut", "Winograd"]
+__all__ = ["STORE", "Cut", "Winograd"]
 
-# A store of a whole vector takes two turns of the multiply-add's pipeline.
-_STORE = 2
+STORE = 2
+"""Turns of the multiply-add's pipeline that a store of a whole vector takes."""
+
 # Where a launch's shared arguments have an input's and an output's height; widths follow.
 _IH, _OH = FIELDS.index("ih"), FIELDS.index("oh")
 # Rows of a register tile below which multiply-adds wait for one another.
@@ -121,6 +122,13 @@ class Winograd:
         of_inputs, of_weights, of_outputs = (c * d + r * a for c, d, r, a in maps)
         return of_inputs, of_weights, of_outputs
 
+    def map_cycles(self, host: HostContext) -> tuple[Num, Num, Num]:
+        """Those of a vector of a tile's inputs, of weights, and of a tile's outputs: arithmetic, beside which stores go on."""
+        b = self.blocking
+        stored = zip(self._operations, (b.points, b.factors, b.outputs), strict=True)
+        of_inputs, of_weights, of_outputs = (max(operations, STORE * stores) for operations, stores in stored)
+        return of_inputs, of_weights, of_outputs
+
     def emit_kernel(self, module: KernelModule) -> None:
         """Adds the kernel to the module, once for all convolutions."""
         emit_winograd_kernel(module, self.blocking)
@@ -170,9 +178,7 @@ class Winograd:
         in_channels = self.in_channels * p.kernel[0]
         in_vectors, out_vectors = -(-self.in_channels // p.lanes), p.channel_panels * p.panel // p.lanes
         computed = -(-p.out_channels // p.nr) * p.spec.vectors
-        # Arithmetic of the maps, and their stores, which go on beside it.
-        stored = zip(self._operations, (b.points, b.factors, b.outputs), strict=True)
-        by_inputs, by_weights, by_outputs = (max(operations, _STORE * stores) for operations, stores in stored)
+        by_inputs, by_weights, by_outputs = self.map_cycles(host)
         tiles, groups = f.mul(cut.rows, cut.tw), cut.groups(f)
         of_plane = f.mul(f.divu(cut.rows, f.max(out[0], 1)), cut.tw)  # of all images' first ones
         multiplied = f.mul(of_plane, self.planes_of_windows(host, out))
@@ -185,9 +191,9 @@ class Winograd:
         # Transposing a square of vectors takes a load and a store each, and as many shuffles as there are bits in an index.
         strips = f.mul(
             f.ceildivu(f.add(f.mul(cut.tw, self.across.step), self.across.overlap), p.lanes),
-            self.down.inputs * p.lanes * (p.lanes.bit_length() + _STORE),
+            self.down.inputs * p.lanes * (p.lanes.bit_length() + STORE),
         )
-        inputs = f.mul(self.mapped_rows(host, out, cut), f.add(f.mul(cut.tw, by_inputs + b.points), strips))
+        inputs = f.mul(self.mapped_rows(host, out, cut), f.add(f.mul(cut.tw, f.add(by_inputs, b.points)), strips))
 
         def most(work: V, parts: V) -> V:
             """What of the work the thread has that gets most of the parts."""

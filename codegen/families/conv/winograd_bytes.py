@@ -25,15 +25,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dhlo.codegen.families.box import update_cycles
 from dhlo.codegen.families.conv.layout import Array
 from dhlo.codegen.families.conv.quantised_kernels import unit_channels
-from dhlo.codegen.families.conv.winograd import Cut, Winograd
+from dhlo.codegen.families.conv.winograd import STORE, Cut, Winograd
 from dhlo.codegen.families.conv.winograd_blocking import Blocking
 from dhlo.codegen.families.conv.winograd_kernel import FIELDS, WinogradKernel
 from dhlo.codegen.families.conv.winograd_transforms import Filter
 from dhlo.codegen.families.gemm.multiply_add import add_pair_products, as_vector_of
 from dhlo.codegen.families.gemm.register_tile import TileSpec
-from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, Fn, KernelModule, Num, V, vec
+from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["SHIFTS", "WholeFilter", "WinogradOfBytes", "has_winograd", "is_exact"]
 
@@ -190,6 +192,18 @@ class WinogradOfBytes(Winograd):
     def _operations(self) -> tuple[int, int, int]:
         of_inputs, of_weights, of_outputs = super()._operations
         return of_inputs, of_weights, of_outputs + 2 * self.blocking.outputs
+
+    def map_cycles(self, host: HostContext) -> tuple[Num, Num, Num]:
+        """There is half as much arithmetic as of f32, so that stores show: those of points are to lines of the second cache, each
+        of which is brought to the first one and back. Outputs are transposed, as inputs are."""
+        f, b = host.fn, self.blocking
+        line, transposed = update_cycles(host), b.outputs * (b.lanes.bit_length() + STORE)
+        of_inputs, of_weights, of_outputs = self._operations
+        return (
+            f.max(f.mul(line, b.points), of_inputs),
+            f.max(f.mul(line, b.factors), of_weights),
+            of_outputs + transposed,
+        )
 
     def emit_kernel(self, module: KernelModule) -> None:
         if self.kernel not in module.functions:

@@ -1,4 +1,5 @@
-"""Times the convolution kernels on ResNet-18's and other layers against PyTorch, with 1 and 2 threads."""
+"""Times the convolution kernels on ResNet-18's and other layers against PyTorch, with 1 and 2 threads; with `--bytes` those of
+bytes, in order and by Winograd's algorithm."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.quantised import ByteConv
 from dhlo.codegen.families.conv.winograd import Winograd
 from dhlo.codegen.families.conv.winograd_transforms import SIDES
-from tests.codegen.conv_host import build_conv, conv_params
+from tests.codegen.conv_host import build_byte_conv, build_conv, byte_conv_params, byte_operands, conv_params
 from tests.codegen.harness import Launch, aligned
 from tests.targets import TILES
 
@@ -161,13 +163,38 @@ def measure(layer: Layer, algorithm: str = "chosen") -> tuple[float, list[float]
     return 2.0 * out.size * weight[0].size, ours, theirs
 
 
+def compare_bytes(layer: Layer) -> None:
+    """Prints the time of the same sums of bytes in order and by Winograd's algorithm, and one over the other."""
+    c = layer.conv
+    conv = ByteConv(c.in_channels, c.out_channels, c.kernel, c.stride, c.padding, c.dilation, 1, 0, replace(TILES, unsigned=True))
+    x, weight = byte_operands(conv, (layer.shape[0], *layer.shape[2:]), 0)
+    params, out = byte_conv_params(conv, x, weight // 4)
+    with mock.patch.object(Winograd, "cost", lambda self, host, out, cut: host.fn.i64(0)):
+        program = build_byte_conv(conv)
+    cells = []
+    for n in (1, 2):
+        seconds = []
+        for exact in (0, 1):
+            params["w"].view(np.int32)[-1] = exact  # 0: as if sums might not fit
+            seconds.append(best_parallel(program.record(num_threads=n, **params), n))
+        cells.append(f"{n}t {seconds[0] * 1e3:7.3f} and {seconds[1] * 1e3:7.3f} ms: {seconds[0] / seconds[1]:5.2f}")
+    print(f"{layer.label:34} {'  '.join(cells)}", flush=True)
+
+
 def main() -> None:
     """Prints one line a layer, then the sums over the network."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", help="parts of the labels of the layers wanted; by default all")
     algorithms = ("chosen", "direct", *map(str, SIDES))
     parser.add_argument("--algorithm", choices=algorithms, default="chosen", help="a number: Winograd's of so many points")
+    parser.add_argument("--bytes", action="store_true", help="3 x 3 layers of bytes: in order, and by Winograd's algorithm")
     a = parser.parse_args()
+    if a.bytes:
+        for image in IMAGES:
+            for layer in resnet(image):
+                if layer.conv.kernel == (3, 3) and layer.conv.stride == (1, 1):
+                    compare_bytes(layer)
+        return
     sets: list[tuple[str, list[Layer]]] = [(f"ResNet-18 on {i}", resnet(i)) for i in IMAGES] + [("others", OTHERS)]
     for title, layers in sets:
         total = np.zeros(5)

@@ -102,6 +102,27 @@ def test_layer(name: str, dtype: torch.dtype, zero: int) -> None:
         close(model(x), module(x), 1e-5)
 
 
+def test_new_weights_whose_sums_are_too_large_for_winograd(tmp_path: Path) -> None:
+    """The same code multiplies them in order, and others by Winograd's algorithm again: both exactly."""
+    torch.manual_seed(4)
+    modules = [Layer(torch.uint8, 0, (20, 300, 3, 3), padding=1) for _ in range(3)]
+    modules[0].weight //= 4
+    modules[1].weight.fill_(127)
+    modules[2].weight //= 8
+    dims = {0: torch.export.Dim("n", max=64), 2: torch.export.Dim("h", min=5, max=64), 3: torch.export.Dim("w", min=5, max=64)}
+    program = torch.export.export(modules[0], (torch.randn(2, 300, 20, 20),), dynamic_shapes=(dims,))
+    with mock.patch.object(Winograd, "cost", lambda self, host, out, cut: host.fn.i64(0)):
+        dhlo.compile(program, cache="").save(tmp_path / "model.so")
+        for module in modules[1:]:
+            dhlo.update_weights(tmp_path / "model.so", module.state_dict())
+            again = dhlo.compile(torch.export.export(module, (torch.randn(2, 300, 20, 20),), dynamic_shapes=(dims,)), cache="")
+            model = dhlo.load(tmp_path / "model.so")
+            for size in ((1, 300, 5, 9), (2, 300, 17, 33)):
+                x = torch.rand(size) * 6
+                close(model(x), module(x), 1e-5)
+                assert torch.equal(model(x), again(x))
+
+
 _WIDTHS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 511, 513, 1100)
 
 

@@ -18,7 +18,7 @@ from dhlo.codegen.families.gemm.gemv import (
 )
 from dhlo.codegen.families.gemm.in_place import crowds, leaves_caches, reads_in_place, row_distance
 from dhlo.codegen.families.gemm.operands import Operands
-from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, may_stream
+from dhlo.codegen.families.gemm.pack import PACK_AHEAD, PackItems, emit_pack_b_kernel, may_stream
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
@@ -372,9 +372,12 @@ class Matmul:
         s0, s1, sk, sn = x.b_strides
         n0 = fn.select(fn.cmp("eq", s0, 0), fn.min(batch[0], 1), batch[0])
         n1 = fn.select(fn.cmp("eq", s1, 0), fn.min(batch[1], 1), batch[1])
-        size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.panel(self.elem))
-        count = fn.select(fn.cmp("eq", items, 0), 0, fn.mul(fn.mul(n0, n1), panels))
-        cycles = fn.add(fn.mul(k, cycles_from_memory(host, self.spec.row_bytes(self.elem))), 1)
+        steps = units(fn, k, self.elem)
+        size = fn.mul(fn.mul(panels, steps), self.spec.panel(self.elem))
+        cut = PackItems.of(fn, self.elem, self.spec, sn, panels, steps)
+        count = fn.select(fn.cmp("eq", items, 0), 0, fn.mul(fn.mul(n0, n1), fn.mul(cut.groups, cut.blocks)))
+        wide, deep = fn.min(cut.panels, panels), fn.min(cut.steps, steps)
+        cycles = fn.add(fn.mul(fn.mul(wide, deep), cycles_from_memory(host, self.spec.row_bytes(self.elem))), 1)
         past = fn.i64(0)
         if may_stream(self.elem, self.spec):
             with fn.wrapping():

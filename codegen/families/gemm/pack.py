@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from typing import Any, Final
@@ -18,7 +19,16 @@ from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelMo
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.target import LINE_BYTES
 
-__all__ = ["PACK_AHEAD", "emit_pack_b_kernel", "emit_pack_b_panel", "emit_pack_b_panels", "may_stream", "pack_b", "pack_matrix"]
+__all__ = [
+    "PACK_AHEAD",
+    "PackItems",
+    "emit_pack_b_kernel",
+    "emit_pack_b_panel",
+    "emit_pack_b_panels",
+    "may_stream",
+    "pack_b",
+    "pack_matrix",
+]
 
 
 PACK_AHEAD: Final = "ahead_one"
@@ -27,8 +37,9 @@ as little beside reading as a product of one row."""
 # To the second level: rows that are a power of two apart share sets of the first.
 _PREFETCH_LOCALITY = 2
 # A whole B is packed by so many bytes of so many rows at a time, panel after panel of them: each row may be another page, and the
-# processor's first store of page addresses has room for so many.
-_PIECE_BYTES, _PIECE_ROWS = 1024, 64
+# processor's first store of page addresses has room for so many. An item is so many pieces below one another; where columns are
+# contiguous it is a panel and so many elements of each.
+_PIECE_BYTES, _PIECE_ROWS, _ITEM_PIECES, _ITEM_ELEMENTS = 1024, 64, 2, 1024
 # Of rows of bytes that are taken apart in a register of any target.
 _ZIPPED_BYTES = 16
 # From vectors of so many bits on, a row of a panel of bytes is spread over lanes of 128 bits, two of whose halves are taken apart.
@@ -242,9 +253,9 @@ def _store_unit(fn: Fn, elem: str, spec: TileSpec, rows: Sequence[V], to: V) -> 
 def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     """Emits the kernel `pack_b_{elem}` (and `spec.suffix`) that packs B of run-time strides into panels; returns its symbol.
 
-    Items are (batch 0, batch 1, panel). Arguments: source, its strides (batch 0, batch 1, k, n) in elements, size of
-    batch 1, n, k, units of k to prefetch ahead, whether contiguous rows are stored past the caches (if `may_stream`), destination;
-    the packed batches are dense.
+    Items are (batch 0, batch 1, group of panels, block of k), see `PackItems`. Arguments: source, its strides (batch 0, batch 1, k,
+    n) in elements, size of batch 1, n, k, units of k to prefetch ahead, whether contiguous rows are stored past the caches (if
+    `may_stream`), destination; the packed batches are dense.
     """
     name = f"pack_b_{elem}{spec.suffix}"
     if name in module.functions:
@@ -267,20 +278,18 @@ def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
 
     columns, steps = spec.panel(elem), units(fn, k, elem)
     panels, panel = fn.max(fn.ceildivu(n, columns), 1), fn.mul(steps, columns)
-    # Where rows are contiguous; else a panel reads its columns along k.
-    by_rows = fn.cmp("eq", sn, 1)
-    together = fn.select(by_rows, fn.i64(_PIECE_BYTES * 8 // (columns * BITS[elem])), 1)
-    piece = fn.select(by_rows, fn.i64(_PIECE_ROWS // depth(elem)), fn.max(steps, 1))
-    begin, end = fn.args[1], fn.args[2]
-    with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as batch:
-        before = fn.mul(batch.iv, panels)
-        p0, p1 = fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)
-        base = fn.add(fn.mul(fn.divu(batch.iv, batch1), s0), fn.mul(fn.remu(batch.iv, batch1), s1))
-        matrix, to = fn.gep(src, base, elem), fn.gep(dst, fn.mul(before, panel), unit(elem))
-        with fn.loop(p0, p1, together) as group, fn.loop(0, steps, piece) as first:
-            count, at = fn.min(fn.sub(steps, first.iv), piece), fn.mul(first.iv, depth(elem))
+    items = PackItems.of(fn, elem, spec, sn, panels, steps)
+    with fn.loop(fn.args[1], fn.args[2]) as item:
+        block, rest = fn.remu(item.iv, items.blocks), fn.divu(item.iv, items.blocks)
+        group, batch = fn.remu(rest, items.groups), fn.divu(rest, items.groups)
+        base = fn.add(fn.mul(fn.divu(batch, batch1), s0), fn.mul(fn.remu(batch, batch1), s1))
+        matrix, to = fn.gep(src, base, elem), fn.gep(dst, fn.mul(fn.mul(batch, panels), panel), unit(elem))
+        p0, begin = fn.mul(group, items.panels), fn.mul(block, items.steps)
+        p1, end = fn.min(fn.add(p0, items.panels), panels), fn.min(fn.add(begin, items.steps), steps)
+        with fn.loop(begin, end, items.piece) as first:
+            count, at = fn.min(fn.sub(end, first.iv), items.piece), fn.mul(first.iv, depth(elem))
             rows = fn.min(fn.sub(k, at), fn.mul(count, depth(elem)))
-            with fn.loop(group.iv, fn.min(fn.add(group.iv, together), p1)) as p:
+            with fn.loop(p0, p1) as p:
                 n0 = fn.mul(p.iv, columns)
                 place = fn.add(fn.mul(p.iv, panel), fn.mul(first.iv, columns))
                 source = fn.gep(matrix, fn.add(fn.mul(n0, sn), fn.mul(at, sk)), elem)
@@ -290,6 +299,29 @@ def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
             fn.raw(f'llvm.call_intrinsic "{spec.target.fence}"() : () -> ()')
     fn.done()
     return name
+
+
+@dataclass(frozen=True)
+class PackItems:
+    """How packing a matrix B is cut: `panels` of a group and `steps` of a block are an item, and it has so many `groups` and
+    `blocks`, the block fastest. An item is worked on in pieces of `piece` steps. Groups are as wide whatever the number of threads:
+    narrower ones would read a few lines of each row, from another page for each."""
+
+    panels: V
+    steps: V
+    piece: V
+    groups: V
+    blocks: V
+
+    @classmethod
+    def of(cls, fn: Fn, elem: str, spec: TileSpec, column_stride: V, panels: V, steps: V) -> PackItems:
+        """Of so many panels, each of so many steps."""
+        by_rows = fn.cmp("eq", column_stride, 1)
+        together = fn.select(by_rows, fn.i64(_PIECE_BYTES * 8 // (spec.panel(elem) * BITS[elem])), 1)
+        rows, elements = _PIECE_ROWS // depth(elem), _ITEM_ELEMENTS // depth(elem)
+        piece = fn.select(by_rows, fn.i64(rows), elements)
+        each = fn.select(by_rows, fn.i64(rows * _ITEM_PIECES), elements)
+        return cls(together, each, piece, fn.ceildivu(panels, together), fn.max(fn.ceildivu(steps, each), 1))
 
 
 def may_stream(elem: str, spec: TileSpec) -> bool:

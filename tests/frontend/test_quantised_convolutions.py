@@ -18,6 +18,7 @@ import dhlo
 from dhlo.codegen.families.conv.winograd import Winograd
 from dhlo.ir.ops.quantised import CODES, dequantize
 from dhlo.passes.quantise_weights import Format, quantise
+from tests.targets import TILES
 from tests.unreadable import check_beside_unreadable
 
 Q = torch.ops.quantized_decomposed
@@ -121,6 +122,35 @@ def test_new_weights_whose_sums_are_too_large_for_winograd(tmp_path: Path) -> No
                 x = torch.rand(size) * 6
                 close(model(x), module(x), 1e-5)
                 assert torch.equal(model(x), again(x))
+
+
+class OfBoth(torch.nn.Module):
+    """Weights that bytes with a sign allow to be multiplied by Winograd's algorithm, and others don't."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.full((16, 150, 3, 3), 127, dtype=torch.int8))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        w = Q.dequantize_per_tensor(self.weight, 1.0, 0, -128, 127, torch.int8)
+        images = (Q.dequantize_per_tensor(x, 1.0, 0, *BYTES[x.dtype], x.dtype) for x in (y, x))
+        signed, unsigned = (torch.nn.functional.conv2d(image, w, padding=1) for image in images)
+        return unsigned, signed
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-v3", "x86-64-v4"])
+def test_images_of_both_kinds_share_weights(target: str) -> None:
+    """But not what says whether sums fit."""
+    if target != "native" and (not TILES.target.is_x86 or TILES.lanes("f32") < 16):
+        pytest.skip("runs code for x86-64-v4")
+    module = OfBoth()
+    dims = {0: torch.export.Dim("n", max=64), 2: torch.export.Dim("h", min=5, max=64), 3: torch.export.Dim("w", min=5, max=64)}
+    x = torch.full((2, 150, 28, 28), 255, dtype=torch.uint8)
+    y = torch.randint(-128, 128, (2, 150, 28, 28), dtype=torch.int8)
+    with mock.patch.object(Winograd, "cost", lambda self, host, out, cut: host.fn.i64(0)):
+        model = dhlo.compile(torch.export.export(module, (x, y), dynamic_shapes=(dims, dims)), target=target, cache="")
+    for got, want in zip(model(x, y), module(x, y), strict=True):
+        assert torch.equal(got, want)
 
 
 _WIDTHS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 511, 513, 1100)

@@ -209,12 +209,17 @@ class ByteConv:
     def key(self) -> tuple[object, ...]:
         """What the packed weights depend on besides the weights."""
         read = self.depthwise and not self.as_it_lies
-        form = (self.unit, self.as_it_lies, self.by_columns, self._has_winograd)
-        return (*self.conv.layouts, *form, None if read else self._zero)
+        form = (self.unit, self.as_it_lies, self.by_columns)
+        return (*self.conv.layouts, *form, None if read else self._zero, self._least if self._has_winograd else None)
 
     @property
     def _has_winograd(self) -> bool:
         return isinstance(self.conv, _UnitConv) and self.conv.has_winograd
+
+    @property
+    def _least(self) -> int:
+        """The least number that the image's bytes stand for; the greatest is 255 more."""
+        return (0 if self.spec.unsigned else -128) - self.zero
 
     def pack_weight(self, weight: Array) -> Array:
         """i8 weights [out_channels, in_channels / groups, *kernel] as the kernels read them, i32; of few channels twice, for tiles
@@ -239,8 +244,7 @@ class ByteConv:
         own = np.concatenate([heads.astype(np.int32).reshape(panels.shape[0], 1, layout.panel), panels], 1)
         more = [of_tiles.pack(columns_as_channels(units)).ravel() for of_tiles in self.conv.layouts[1:]]
         if self._has_winograd:
-            lowest = (0 if self.spec.unsigned else -128) - self.zero
-            more.append(np.array([is_exact(weight, lowest, lowest + 255)], np.int32))
+            more.append(np.array([is_exact(weight, self._least, self._least + 255)], np.int32))
         return np.concatenate([own.ravel(), *more]) if more else own
 
     def _pack_rows(self, weight: Array) -> Array:

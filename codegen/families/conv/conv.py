@@ -357,6 +357,10 @@ class Conv:
                 step = f.divu(f.mul(step, 200), f.max(host.machine("bf16_percent"), 1))
             return f.divu(f.divu(f.mul(f.mul(f.add(step, packing), batch), p.depth), p.lanes), host.num_threads)
 
+    def _allows_winograd(self, host: HostContext, w: V) -> V | None:
+        """Whether the packed weights are such that it may be chosen; None: all are."""
+        return None
+
     def _launch_winograd(
         self,
         host: HostContext,
@@ -370,19 +374,19 @@ class Conv:
     ) -> V:
         """Launches the variant that costs least, where it costs no more than `best`, what all else costs. Returns whether there is
         something left to do."""
-        f = host.fn
+        f, allowed = host.fn, self._allows_winograd(host, shared[1])
         cuts = [v.cut(host, batch, out) for v in variants]
         with f.wrapping():
             costs = [v.cost(host, out, cut) for v, cut in zip(variants, cuts, strict=True)]
         for cost in costs:
             best = f.min(best, cost)
-        left = some
+        left = some if allowed is None else f.and_(some, allowed)
         for variant, cut, cost in zip(variants, cuts, costs, strict=True):
             chosen = f.cmp("eq", cost, best)
             with f.when(f.and_(left, chosen)):
                 variant.launch(host, cut, shared, end)
             left = f.and_(left, f.not_(chosen))
-        return left
+        return left if allowed is None else f.or_(left, f.and_(some, f.not_(allowed)))
 
     def _launch_gemm(
         self,

@@ -81,21 +81,9 @@ class _UnitConv(Conv):
     def _winograd(self, p: ConvParams) -> list[Winograd]:
         return [WinogradOfBytes(p)] if self.has_winograd else []
 
-    def _launch_winograd(
-        self,
-        host: HostContext,
-        variants: Sequence[Winograd],
-        shared: Sequence[V],
-        batch: V,
-        out: Sequence[V],
-        best: V,
-        some: V,
-        end: Sequence[V],
-    ) -> V:
-        f, w = host.fn, shared[1]
-        exact = f.cmp("ne", f.load(f.gep(w, self.end_of_panels, I8), I32), 0)
-        left = super()._launch_winograd(host, variants, shared, batch, out, best, f.and_(some, exact), end)
-        return f.and_(some, f.or_(left, f.not_(exact)))
+    def _allows_winograd(self, host: HostContext, w: V) -> V | None:
+        f = host.fn
+        return f.cmp("ne", f.load(f.gep(w, self.end_of_panels, I8), I32), 0)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Blocking:
 
     @property
     def heads(self) -> int:
-        """Rows of a panel of packed weights before those of the reduction."""
+        """What a panel of packed weights has before those of the reduction, counted as channels."""
         return 0
 
     @property

@@ -21,7 +21,7 @@ TORCH_TESTS := tests/test_torch_versions.py tests/frontend tests/test_ops.py tes
 
 # What is generated for a target: ops and kernels. Left out are tests that go through the targets by themselves or through none.
 TARGET_TESTS := tests/test_ops.py tests/codegen \
-	$(foreach t,conv_tiles factor matmul_bytes quantised_products structure target tiles,--ignore=tests/codegen/test_$(t).py)
+	$(foreach t,conv_tiles factor matmul_bytes quantised_products structure target tiles winograd_bytes,--ignore=tests/codegen/test_$(t).py)
 
 .PHONY: install test test-torch demo wheels clean
 

@@ -166,7 +166,8 @@ def measure(layer: Layer, algorithm: str = "chosen") -> tuple[float, list[float]
 def compare_bytes(layer: Layer) -> None:
     """Prints the time of the same sums of bytes in order and by Winograd's algorithm, and one over the other."""
     c = layer.conv
-    conv = ByteConv(c.in_channels, c.out_channels, c.kernel, c.stride, c.padding, c.dilation, 1, 0, replace(TILES, unsigned=True))
+    spec = replace(TILES, unsigned=True, target=replace(TILES.target, tiles=None))
+    conv = ByteConv(c.in_channels, c.out_channels, c.kernel, c.stride, c.padding, c.dilation, 1, 0, spec)
     x, weight = byte_operands(conv, (layer.shape[0], *layer.shape[2:]), 0)
     params, out = byte_conv_params(conv, x, weight // 4)
     with mock.patch.object(Winograd, "cost", lambda self, host, out, cut: host.fn.i64(0)):

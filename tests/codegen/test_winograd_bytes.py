@@ -27,12 +27,13 @@ from tests.targets import TILES
 Array = Any
 V3, V4 = (tile_spec(parse_target(name)) for name in ("x86-64-v3", "x86-64-v4"))
 pytestmark = pytest.mark.skipif(not TILES.target.is_x86, reason="products of pairs are x86-64's")
+SPEC = replace(TILES, target=replace(TILES.target, tiles=None))  # which would be left the bytes
 PADS = ((1, 1), (1, 1))
 SIZES = [(1, 8, 8), (1, 7, 7), (2, 14, 13), (1, 1, 1), (3, 5, 50), (1, 3, 300), (5, 2, 3), (1, 30, 31), (0, 8, 8), (2, 6, 701)]
 FIELDS_OF_BYTES = len(FIELDS) + 2  # and what blocks keep
 
 
-def square(ins: int, outs: int, zero: int = 0, unsigned: bool = True, pads: Any = PADS, spec: TileSpec = TILES) -> ByteConv:
+def square(ins: int, outs: int, zero: int = 0, unsigned: bool = True, pads: Any = PADS, spec: TileSpec = SPEC) -> ByteConv:
     return ByteConv(ins, outs, (3, 3), (1, 1), pads, (1, 1), 1, zero, replace(spec, unsigned=unsigned))
 
 

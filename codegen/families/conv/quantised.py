@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -31,10 +31,9 @@ _POSITION_WORK = 4
 @dataclass(frozen=True)
 class _UnitConv(Conv):
     """The product of weights and windows once the image is of units: an i32 holds some channels. `fill` is the unit that lies
-    outside of the image, as a number; `by_columns`: what an i32 holds are columns."""
+    outside of the image, as a number."""
 
     fill: int = 0
-    by_columns: bool = field(default=False, repr=False)
 
     @property
     def depthwise(self) -> bool:
@@ -60,7 +59,7 @@ class _UnitConv(Conv):
     def has_winograd(self) -> bool:
         """Whether calls may choose Winograd's algorithm, if weights are such that it is exact."""
         apart = (*self.stride, *self.dilation)
-        return not self.by_columns and has_winograd(self.spec, self.in_channels, self.kernel, apart, self.groups)
+        return has_winograd(self.spec, self.in_channels, self.kernel, apart, self.groups)
 
     @property
     def end_of_panels(self) -> int:
@@ -180,7 +179,7 @@ class ByteConv:
                 self.groups,
                 I32,
             )
-        return _UnitConv(self.groups * self.units, *static, spec=spec, fill=fill, by_columns=self.by_columns)
+        return _UnitConv(self.groups * self.units, *static, spec=spec, fill=fill)
 
     @property
     def weight_bytes(self) -> int:

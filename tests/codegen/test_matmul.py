@@ -473,6 +473,48 @@ def test_few_tiles_are_split_over_k(elem: str, packed: bool) -> None:
             np.testing.assert_array_equal(run(a, b, packed=packed), got)
 
 
+@pytest.mark.parametrize("elem", [F32, F64, BF16])
+def test_few_rows_that_stream_b_take_parts_of_k(elem: str) -> None:
+    """As many as sizes say: chunks of columns, threads and how B is read change no bit; parts needn't be of one depth."""
+    rng = np.random.default_rng(16)
+    sizes = itertools.product((1, 4, 7, 12), (1, 33, 66, 130), (600, 4099))
+    for i, (m, n, k) in enumerate(
+        [*sizes, (1, 300, 9001), (3, 64, 30011), (8, 66, 9240), (36, 17, 1000), (5, 0, 9000), (0, 5, 9000)]
+    ):
+        wide = tensor(rng, (1, 1, k, n + 3), elem)
+        a, b = tensor(rng, (1, 1, m, k), elem), wide[..., 2 : n + 2]
+        got = run(a, b, packed=False, splits=True)
+        check(got, a, b)
+        for threads, seed, l3 in ((2, None, 0), (7, i, 64 << 20), (16, None, 32 << 20)):
+            facts = {"l2_bytes": 64 << 10 << i % 2, "machine": {"l3_bytes": l3}}
+            other = run(a, b, packed=False, num_threads=threads, seed=seed, splits=True, **facts)
+            np.testing.assert_array_equal(other, got)
+        far = run(a, b, packed=False, splits=True, l2_bytes=4 * max(b.nbytes, 4 << 10), machine=SLOW_CACHE)
+        np.testing.assert_array_equal(far, got)
+        bias = tensor(rng, (n,), accumulator(elem))
+        check(run(a, b, packed=False, splits=True, bias=bias, num_threads=2), a, b, bias)
+
+
+def test_which_rows_that_stream_b_take_parts_of_k() -> None:
+    """Those of which a part has enough to do: its sums are added up by a second launch."""
+    built = program(F32, False, False, TILES, True)
+    room = 16 * TILES.rows(F32) * TILES.panel(F32)
+    for m, n, k, split in (
+        (8, 16, 16384, True),
+        (1, 33, 9001, True),
+        (8, 66, 300, False),
+        (1, 400, 300, False),
+        (12, room // 12, 9001, False),
+        (0, 5, 9000, False),
+        (5, 0, 9000, False),
+    ):
+        strides = dict(zip(STRIDES, (0, m * k, k, 1, 0, k * n, n, 1), strict=True))
+        sizes = {"m": m, "n": n, "k": k, "bt0": 1, "bt1": 1, "l2_bytes": 1 << 20}
+        none = dict.fromkeys(("a", "b", "c", "bias", "ws", "parts"), 0)
+        launches = built.record(**none, **sizes, **strides, **MEASURED)
+        assert len([x for x in launches if x.count]) == (2 if split else 1 if m and n else 0), (m, n, k)
+
+
 def test_which_sizes_may_be_split_over_k() -> None:
     s, large = sympy.Symbol("s", integer=True, nonnegative=True), sympy.Integer(16384)
     assert may_split(s, s, s, F32, TILES) and may_split(s, sympy.Integer(32), large, F32, TILES)

@@ -15,7 +15,7 @@ from dhlo.codegen.families.gemm.microkernel import (
 )
 from dhlo.codegen.families.gemm.pack_rows import emit_pack_a_panel, emit_widen_rows, units, widened_row
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource, StridedPanels
-from dhlo.codegen.families.gemm.parts import emit_store_part, part_of
+from dhlo.codegen.families.gemm.parts import emit_store_part, part_of, store_part_args
 from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, depth, result_type, unit
 from dhlo.codegen.families.gemm.sharing import Sharing
@@ -112,11 +112,9 @@ class _Kernel:
 
     def _store_parts(self) -> None:
         """Makes the epilogue one that stores sums of parts."""
-        fn, memory = self.fn, self.eargs
-        self.epilogue, self.eargs = fn.address_of(emit_store_part(fn.module, self.elem, self.spec)), fn.alloca(3, I64)
-        columns = fn.mul(fn.ceildivu(self.n, self.columns), self.columns)
-        for i, x in enumerate((fn.ptr_to_int(memory), self.m, columns)):
-            fn.store(x, fn.gep(self.eargs, i, I64))
+        fn, elem, spec = self.fn, self.elem, self.spec
+        self.epilogue = fn.address_of(emit_store_part(fn.module, elem, spec))
+        self.eargs = store_part_args(fn, elem, spec, self.eargs, self.m, self.n)
 
     def emit(self) -> None:
         """Walks the row blocks of the kernel's items, each with its run of panels in groups."""

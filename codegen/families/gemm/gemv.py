@@ -177,16 +177,16 @@ class _Item:
 def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     """Emits the kernel `matmul_{elem}_stream` for 1 to STREAM_ROWS[elem] rows; returns its symbol.
 
-    Items are (batch, chunk of columns). Arguments: a, its strides (m, batch 0, batch 1), b, its strides (batch 0,
-    batch 1, k), m, n, k, size of batch 1, columns in a chunk, how B is read, the facts STREAM_FACTS, the address of
-    the result where sums may be stored there (else null), epilogue, its argument.
+    Items are (batch, chunk of columns). Arguments: a, its strides (m, batch 0, batch 1), b, its strides (batch 0, batch 1, k), m,
+    n, k, how deep all batches of dim 0 are where they are parts of k (else 0), size of batch 1, columns in a chunk, how B is read,
+    the facts STREAM_FACTS, the address of the result where sums may be stored there (else null), epilogue, its argument.
     """
     name = f"matmul_{elem}_stream"
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
-    a, sm, a0, a1, b, b0, b1, b_k, m, n, k, batch1, chunk, order, *facts, result, epilogue, eargs = load_args(
-        fn, [PTR, *[I64] * 3, PTR, *[I64] * (9 + len(STREAM_FACTS)), PTR, PTR, PTR]
+    a, sm, a0, a1, b, b0, b1, b_k, m, n, each, whole, batch1, chunk, order, *facts, result, epilogue, eargs = load_args(
+        fn, [PTR, *[I64] * 3, PTR, *[I64] * (10 + len(STREAM_FACTS)), PTR, PTR, PTR]
     )
     always = STREAM_ROWS[elem] == STRIP_ROWS  # there are no passes for such elements
     beside = fn.cmp("eq", order, BESIDE)
@@ -196,6 +196,8 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         batch, begin = fn.divu(loop.iv, chunks), fn.mul(fn.remu(loop.iv, chunks), chunk)
         end = fn.min(fn.add(begin, chunk), n)
         i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
+        left = fn.max(fn.sub(whole, fn.mul(i0, each)), 0)
+        k = fn.select(fn.cmp("eq", whole, 0), each, fn.min(each, left))
         a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem)
         item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], n, result, epilogue, eargs, beside, *facts)

@@ -21,7 +21,7 @@ from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.pack import PACK_AHEAD, PackItems, emit_pack_b_kernel, may_stream
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
-from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
+from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, emit_store_part, launch_join, part_items
 from dhlo.codegen.families.gemm.plan import Plan
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, unit
 from dhlo.codegen.families.gemm.stream import column_splits, launch_stream, streams
@@ -72,8 +72,8 @@ class Matmul:
     (batch, row, column) once, in any order and from several threads, but for whole tiles, and all sums of few rows by a B that is
     streamed, which are stored as they are where the operands name a `result`. The tile may be overwritten. It's called
     with zeros where K is 0, not at all where the result is empty. Sums run in order of k with fused multiply-adds (for
-    at most 5 rows in up to 6 interleaved partial sums, added up at the end); those of few tiles and much depth in parts of k that
-    follow from the sizes (`parts.py`), where `splits` and B isn't streamed. Neither the number of threads nor how the work is cut
+    at most 5 rows in up to 6 interleaved partial sums, added up at the end); those of few tiles or columns and much depth in parts
+    of k that follow from the sizes (`parts.py`), where `splits`. Neither the number of threads nor how the work is cut
     into chunks changes a bit of the result.
     """
 
@@ -119,6 +119,8 @@ class Matmul:
         self._emit_tiled_kernels(module, packed=packed)
         if not packed and self.elem in STREAM_ROWS:
             emit_stream_kernel(module, self.elem, self.spec)
+            if self.splits:
+                emit_store_part(module, self.elem, self.spec)
 
     def _emit_tiled_kernels(self, module: KernelModule, *, packed: bool) -> None:
         """Those of this tile."""
@@ -164,7 +166,7 @@ class Matmul:
             tiled()
             return
         few = streams(host, self.elem, self.spec, x, self._parts(fn, x))
-        fn.if_else(few, lambda: launch_stream(host, self.elem, self.spec, x), tiled, [])
+        fn.if_else(few, lambda: launch_stream(host, self.elem, self.spec, x, splits=self.splits), tiled, [])
 
     def _launch_tiled(self, host: HostContext, x: Operands) -> list[V]:
         """Products by this tile."""
@@ -205,9 +207,7 @@ class Matmul:
         else:
             in_place = self._in_place(host, x)
             fn.if_else(in_place, lambda: launch(rows=True), lambda: launch(rows=False), [])
-        count, scratch = join_launch(fn, elem, spec, x.m, panels)
-        args = [memory, parts, x.m, x.n, x.epilogue, x.epilogue_args]
-        host.launch(emit_join_kernel(host.module, elem, spec), args, count, count, scratch)
+        launch_join(host, elem, spec, x, memory, parts)
         return []
 
     def _launch_whole(self, host: HostContext, x: Operands) -> list[V]:

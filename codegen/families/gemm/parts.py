@@ -5,6 +5,7 @@ from __future__ import annotations
 import sympy
 
 from dhlo.codegen.families.box import copy_cycles, product_wake_cycles
+from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.pack_rows import widened_row
 from dhlo.codegen.families.gemm.panels import PanelSource
 from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, accumulator, depth, unit
@@ -13,13 +14,15 @@ from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS, HostContext, kernel_fn,
 
 __all__ = [
     "count_parts",
+    "count_stream_parts",
     "emit_join_kernel",
     "emit_store_part",
-    "join_launch",
+    "launch_join",
     "may_split",
     "part_items",
     "part_of",
     "parts_bytes",
+    "store_part_args",
 ]
 
 # Products of more tiles aren't split.
@@ -29,6 +32,9 @@ _TILES_OF_PARTS = 16
 # Multiply-adds of whole vectors of a part, for a column of tiles, at least; a step of k counts as so many at least, since few rows
 # wait for B. Sizes alone decide: the number of parts is an order of sums, which mustn't hang on the machine or its threads.
 _PART_CYCLES, _STEP_CYCLES = 1 << 14, 4
+# The same of rows that stream B, which copy nothing for a part: so many of as many columns as an item has at least, and steps; of
+# more columns, which threads can share as well, twice as many.
+_STREAM_CYCLES, _STREAM_STEPS = 1 << 13, 256
 
 
 def parts_bytes(elem: str, spec: TileSpec) -> int:
@@ -59,6 +65,22 @@ def count_parts(fn: Fn, elem: str, spec: TileSpec, m: V, steps: V, panels: V) ->
     parts = fn.min(parts, fn.divu(fn.i64(_TILES_OF_PARTS), fn.max(tiles, 1)))
     few = fn.and_(fn.cmp("gt", tiles, 0), fn.cmp("le", tiles, _FEW_TILES))
     return fn.select(few, parts, 0)
+
+
+def count_stream_parts(fn: Fn, elem: str, spec: TileSpec, m: V, k: V, panels: V, item_panels: int) -> V:
+    """In how many parts k is taken by rows that stream B, in items of `item_panels` at least: a power of two, as are most numbers
+    of threads; 1 where it isn't split."""
+    room = fn.divu(fn.i64(_TILES_OF_PARTS * spec.rows(elem)), fn.max(fn.mul(m, panels), 1))
+    step = fn.max(fn.mul(fn.mul(m, fn.min(panels, item_panels)), spec.vectors * spec.per_panel), _STEP_CYCLES)
+    with fn.wrapping():
+        most = fn.min(fn.divu(fn.mul(k, step), _STREAM_CYCLES), room)
+    least = fn.select(fn.cmp("gt", panels, item_panels), fn.i64(2 * _STREAM_STEPS), _STREAM_STEPS)
+    most = fn.min(most, fn.divu(k, least))
+    parts, power = fn.i64(1), 2
+    while power <= _TILES_OF_PARTS:
+        parts = fn.select(fn.cmp("ge", most, power), power, parts)
+        power *= 2
+    return parts
 
 
 def part_items(
@@ -104,6 +126,14 @@ def emit_store_part(module: KernelModule, elem: str, spec: TileSpec) -> str:
     return name
 
 
+def store_part_args(fn: Fn, elem: str, spec: TileSpec, memory: V, m: V, n: V) -> V:
+    """The argument of `emit_store_part`'s function, for a product of so many rows and columns."""
+    args, columns = fn.alloca(3, I64), fn.mul(fn.ceildivu(n, spec.panel(elem)), spec.panel(elem))
+    for i, x in enumerate((fn.ptr_to_int(memory), m, columns)):
+        fn.store(x, fn.gep(args, i, I64))
+    return args
+
+
 def emit_join_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     """Emits the kernel that adds up the parts of tiles in order of k and hands them to the product's epilogue; returns its symbol.
 
@@ -133,9 +163,13 @@ def emit_join_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     return name
 
 
-def join_launch(fn: Fn, elem: str, spec: TileSpec, m: V, panels: V) -> tuple[V, int]:
-    """Items of the joining kernel, and its scratch bytes."""
-    return fn.mul(fn.ceildivu(m, spec.rows(elem)), panels), spec.rows(elem) * spec.panel(elem) * BITS[accumulator(elem)] // 8
+def launch_join(host: HostContext, elem: str, spec: TileSpec, x: Operands, memory: V, parts: V) -> None:
+    """Adds up the parts of a product, in one thread."""
+    fn = host.fn
+    count = fn.mul(fn.ceildivu(x.m, spec.rows(elem)), fn.ceildivu(x.n, spec.panel(elem)))
+    scratch = spec.rows(elem) * spec.panel(elem) * BITS[accumulator(elem)] // 8
+    args = [memory, parts, x.m, x.n, x.epilogue, x.epilogue_args]
+    host.launch(emit_join_kernel(host.module, elem, spec), args, count, count, scratch)
 
 
 def part_of(fn: Fn, part: V, parts: V, steps: V) -> tuple[V, V]:

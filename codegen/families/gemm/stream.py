@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dhlo.codegen.families.box import cycles_from_memory, l3_is_slow, wake_cycles
 from dhlo.codegen.families.gemm.gemv import (
     BESIDE,
@@ -15,6 +17,7 @@ from dhlo.codegen.families.gemm.gemv import (
     stream_scratch_bytes,
 )
 from dhlo.codegen.families.gemm.operands import Operands
+from dhlo.codegen.families.gemm.parts import count_stream_parts, emit_store_part, launch_join, store_part_args
 from dhlo.codegen.families.gemm.plan_cost import call_cycles
 from dhlo.codegen.families.gemm.register_tile import F16, TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, Fn, V
@@ -88,8 +91,48 @@ def column_splits(host: HostContext, x: Operands) -> V:
     return fn.divu(fn.add(host.num_threads, fn.sub(some, 1)), some)
 
 
-def launch_stream(host: HostContext, elem: str, spec: TileSpec, x: Operands) -> list[V]:
-    """The few-rows kernel: as many chunks of columns of each batch as give every thread one."""
+def launch_stream(host: HostContext, elem: str, spec: TileSpec, x: Operands, *, splits: bool) -> list[V]:
+    """The few-rows kernel, of a product that may be split over k, which has no batches then, or not."""
+    if splits and x.parts is not None:
+        fn, memory = host.fn, x.parts
+        panels, least = fn.ceildivu(x.n, spec.panel(elem)), max(narrow_columns(elem, spec) // spec.panel(elem), 1)
+        parts = count_stream_parts(fn, elem, spec, x.m, x.k, panels, least)
+        # The machine decides whether more rows are streamed, which mustn't change a sum.
+        parts = fn.select(fn.cmp("le", x.m, _FLAT_ROWS), parts, 1)
+        _launch(host, elem, spec, *_in_parts(host, elem, spec, x, memory, parts))
+        with fn.when(fn.cmp("gt", parts, 1)):
+            launch_join(host, elem, spec, x, memory, parts)
+    else:
+        _launch(host, elem, spec, x, host.fn.i64(0))
+    return []
+
+
+def _in_parts(host: HostContext, elem: str, spec: TileSpec, x: Operands, memory: V, parts: V) -> tuple[Operands, V]:
+    """The same product as one of batches, which are parts of k, whose sums go to `memory`; and how deep they all are. If there is
+    but one, as it was, and 0."""
+    fn, split = host.fn, host.fn.cmp("gt", parts, 1)
+    each, null = fn.ceildivu(x.k, parts), fn.int_to_ptr(fn.i64(0))
+    with fn.wrapping():  # what isn't split has any strides
+        b_step = fn.mul(each, x.b_strides[2])
+
+    def either(ours: V, theirs: V) -> V:
+        return fn.select(split, ours, theirs)
+
+    y = replace(
+        x,
+        k=each,
+        a_strides=[either(each, x.a_strides[0]), *x.a_strides[1:]],
+        b_strides=[either(b_step, x.b_strides[0]), *x.b_strides[1:]],
+        batch=[either(parts, x.batch[0]), x.batch[1]],
+        epilogue=either(fn.address_of(emit_store_part(host.module, elem, spec)), x.epilogue),
+        epilogue_args=either(store_part_args(fn, elem, spec, memory, x.m, x.n), x.epilogue_args),
+        result=either(null, null if x.result is None else x.result),
+    )
+    return y, either(x.k, fn.i64(0))
+
+
+def _launch(host: HostContext, elem: str, spec: TileSpec, x: Operands, whole: V) -> None:
+    """As many chunks of columns of each batch as give every thread one; see `emit_stream_kernel` for `whole`."""
     fn, m, n, k, columns = host.fn, x.m, x.n, x.k, narrow_columns(elem, spec)
     sa, sb, batches, splits = x.a_strides, x.b_strides, fn.mul(*x.batch), column_splits(host, x)
     chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
@@ -98,7 +141,8 @@ def launch_stream(host: HostContext, elem: str, spec: TileSpec, x: Operands) -> 
     step = fn.max(cycles_from_memory(host, spec.row_bytes(elem)), fn.mul(m, spec.vectors * spec.per_panel))
     cycles = fn.divu(fn.mul(fn.add(fn.mul(k, step), call_cycles(spec)), chunk), spec.panel(elem))
     grain = fn.add(fn.divu(wake_cycles(host), fn.mul(cycles, _EAGER_WAKES)), 1)
-    sizes = [m, n, k, fn.max(x.batch[1], 1), chunk, _order(host, elem, x, chunk, columns), *map(host.machine, STREAM_FACTS)]
+    order = _order(host, elem, x, chunk, columns)
+    sizes = [m, n, k, whole, fn.max(x.batch[1], 1), chunk, order, *map(host.machine, STREAM_FACTS)]
     result = fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result
     host.launch(
         emit_stream_kernel(host.module, elem, spec),
@@ -107,7 +151,6 @@ def launch_stream(host: HostContext, elem: str, spec: TileSpec, x: Operands) -> 
         grain,
         stream_scratch_bytes(elem, spec),
     )
-    return []
 
 
 def _order(host: HostContext, elem: str, x: Operands, chunk: V, columns: int) -> V:

@@ -277,7 +277,7 @@ def test_non_finite_values_pass() -> None:
             np.testing.assert_array_equal(got[np.isinf(want)], want[np.isinf(want)])
 
 
-@pytest.mark.parametrize("elem", [F32, F64, BF16])
+@pytest.mark.parametrize("elem", [F32, pytest.param(F64, marks=pytest.mark.slow), BF16])
 def test_few_rows_stream_b_in_place(elem: str) -> None:
     rng = np.random.default_rng(10)
     sizes = [*itertools.product((1, 2, 3, 4, 5, 7, 9, 12), (64, 65, 255, 500, 1100), (0, 1, 37), (1, 3))]
@@ -473,7 +473,7 @@ def test_few_tiles_are_split_over_k(elem: str, packed: bool) -> None:
             np.testing.assert_array_equal(run(a, b, packed=packed), got)
 
 
-@pytest.mark.parametrize("elem", [F32, F64, BF16])
+@pytest.mark.parametrize("elem", [F32, pytest.param(F64, marks=pytest.mark.slow), pytest.param(BF16, marks=pytest.mark.slow)])
 def test_few_rows_that_stream_b_take_parts_of_k(elem: str) -> None:
     """As many as sizes say: chunks of columns, threads and how B is read change no bit; parts needn't be of one depth."""
     rng = np.random.default_rng(16)

@@ -205,8 +205,13 @@ def torchao_configs() -> dict[str, Callable[[], Any]]:
 TORCHAO = {"int8": "i8", "int8 in groups": "i8", "int8 dynamic": "", "int4 dynamic": "i4", "float8": "f8e4m3fn", "int4": "i4"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("config", TORCHAO)
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        *((c, torch.float32) for c in TORCHAO),
+        *(pytest.param(c, torch.bfloat16, marks=() if c in ("int8", "int8 dynamic") else pytest.mark.slow) for c in TORCHAO),
+    ],
+)
 def test_torchao(config: str, dtype: torch.dtype) -> None:
     """As its documentation says to export: tensor subclasses are taken apart, and their codes are what the file holds."""
     ao = pytest.importorskip("torchao.quantization")

@@ -162,7 +162,7 @@ def test_names_for_profilers(functions: Path) -> None:
     assert all(any(low <= at < high for low, high in places) for at in names.values())
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(500_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [200, pytest.param(500_000, marks=pytest.mark.slow)])
 def test_damaged_images(functions: Path, build_elf: BuildElf, build_native: Any, tmp_path: Path, count: int) -> None:
     """Tables that lie, under AddressSanitizer and UndefinedBehaviorSanitizer."""
     fuzz = build_native("elf_fuzz", "address,undefined") / "elf_fuzz"

@@ -88,7 +88,8 @@ def _steps(
         lengths = torch.tensor([n + past for n, past in sequences], dtype=torch.int32)
         ids, kept = torch.ones(1, len(where), dtype=torch.int64), starts[1:] - 1 if sequences is steps[-1] else starts[:0]
         columns = tables[:, : -(-int(lengths.max()) // PAGE)].contiguous()
-        calls.append([ids, positions[None], kept, *pools, positions, slots, columns, starts.int(), lengths, *scales])
+        hidden = torch.zeros(len(where), dtype=torch.int32)  # no token is of a tree
+        calls.append([ids, positions[None], kept, *pools, positions, slots, columns, starts.int(), lengths, *scales, hidden])
     return lambda: [model(*args) for args in calls]
 
 

@@ -95,7 +95,7 @@ def _steps(
 
 def _in_large_pages(x: torch.Tensor) -> torch.Tensor:
     """The same where the system gives large pages to who asks for them, as the engine does for its pools."""
-    memory = mmap.mmap(-1, max(x.nbytes, 1))
+    memory = mmap.mmap(-1, max(x.nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has no large pages
     memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=x.dtype, count=x.numel()).reshape(x.shape).copy_(x)
 

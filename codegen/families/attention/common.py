@@ -25,10 +25,7 @@ __all__ = [
     "Rows",
     "Span",
     "Spec",
-    "contiguous",
-    "each_page",
     "first_key",
-    "copy_page_scales",
     "copy_scales",
     "guarded",
     "keep_where",
@@ -373,15 +370,6 @@ def masked(fn: Fn, x: V, mask: V) -> V:
     return keep_where(fn, x, mask) if mask.elem == I1 else fn.fma(mask, fn.const(LOG2E, x.type), x)
 
 
-def copy_page_scales(fn: Fn, a: Args, spec: Spec, span: Span, scales: Sequence[V], h: V, key0: V, count: V, dst: V) -> None:
-    """`copy_scales` of keys that lie in blocks of a pool."""
-
-    def copy(first: V, rows: V, row: V, _: V) -> None:
-        copy_scales(fn, scales, span.batch, h, row, rows, fn.gep(dst, first, F32))
-
-    each_page(fn, a, spec, span, key0, count, copy, ahead=0)
-
-
 def to_f32_rows(
     fn: Fn,
     src: V,
@@ -423,47 +411,3 @@ def first_key(fn: Fn, spec: Spec, span: Span, query: V, last: V) -> V:
             q.yield_(fn.min(q.carried[0], span.position(fn, q.iv)))
         position = q.results[0]
     return fn.and_(fn.max(fn.sub(position, spec.paging.window - 1), 0), -fn.lanes)
-
-
-def contiguous(fn: Fn, a: Args, spec: Spec, span: Span, key0: V, count: V) -> tuple[V, V]:
-    """Whether the blocks of `count` keys from key0 on lie one behind the other in the pool, and the row there of the first."""
-    assert spec.paging is not None
-    size = spec.paging.block
-    first, end = fn.divu(key0, size), fn.ceildivu(fn.add(key0, count), size)
-    block = _block_at(fn, a, span, first)
-    with fn.loop(fn.add(first, 1), end, 1, [block, fn.i64(1)]) as lp:
-        before, all_ = lp.carried
-        here = _block_at(fn, a, span, lp.iv)
-        follows = fn.cmp("eq", here, fn.add(before, 1))
-        lp.yield_(here, fn.select(follows, all_, fn.i64(0)))
-    return fn.cmp("ne", lp.results[1], 0), fn.add(fn.mul(block, size), fn.remu(key0, size))
-
-
-def each_page(
-    fn: Fn, a: Args, spec: Spec, span: Span, key0: V, count: V, body: Callable[[V, V, V, V], None], *, ahead: int
-) -> None:
-    """Calls `body(first, rows, row, after)` for the blocks of `count` keys from key0 on: `rows` of them from the `first` on lie
-    from row `row` of the pool on. The keys `ahead` of these lie from row `after` on, or near, at the sequence's end."""
-    assert spec.paging is not None
-    size, stop = spec.paging.block, fn.add(key0, count)
-    last = fn.divu(fn.sub(span.keys, 1), size)
-    with fn.loop(fn.divu(key0, size), fn.ceildivu(stop, size)) as page:
-        start = fn.mul(page.iv, size)
-        lo, hi = fn.max(start, key0), fn.min(fn.add(start, size), stop)
-        inside = fn.sub(lo, start)
-        row, after = (
-            fn.add(fn.mul(_block_at(fn, a, span, p), size), inside)
-            for p in (page.iv, fn.min(fn.add(page.iv, -(-ahead // size)), last))
-        )
-        body(fn.sub(lo, key0), fn.sub(hi, lo), row, after)
-
-
-def _block_at(fn: Fn, a: Args, span: Span, page: V) -> V:
-    """An entry of a sequence's table. One that is no block of the pool is reported, and block 0 is read in its place."""
-    assert a.pages is not None and span.table is not None
-    block = fn.cast(fn.load(fn.gep(span.table, page, I32), I32), I64)
-    ok = fn.cmp("ult", block, a.pages.blocks)
-    with fn.when(fn.not_(ok)):
-        for i, x in enumerate((block, a.pages.blocks, fn.i64(1))):
-            fn.store(x, fn.gep(a.pages.cell, i, I64))
-    return fn.select(ok, block, fn.i64(0))

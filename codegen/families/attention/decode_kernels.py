@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dhlo.codegen.families.attention.common import Spec, load_row
+from dhlo.codegen.families.attention.pages import each_run
 from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, PTR, Fn, KernelModule, V
 
@@ -20,37 +21,43 @@ def kernels_of(spec: Spec, rows: int) -> tuple[str, str]:
 
 
 def emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
-    """`attn_dot..(k, ldk, keys, q, s, next)`: s[row][key] = q[row] . k[key] for `rows` rows. The sums of lanes / rows keys make
-    up a vector; as many such sets are computed at once as leave half of the registers for operands. Rows from `next` on are
-    prefetched."""
+    """`attn_dot..(k, ldk, runs, count, q, s)`: s[row][key] = q[row] . k[key] for `rows` rows and the keys of so many runs. The sums
+    of lanes / rows keys make up a vector; as many such sets are computed at once as leave half of the registers for operands. What
+    comes next is prefetched."""
     name = kernels_of(spec, rows)[0]
     if name in module.functions:
         return
-    fn = Fn(module, name, [("k", PTR), ("ldk", I64), ("keys", I64), ("q", PTR), ("s", PTR), ("next", PTR)], noinline=True)
-    k, ldk, keys, q, s, after = fn.args
+    fn = Fn(module, name, [("k", PTR), ("ldk", I64), ("runs", PTR), ("count", I64), ("q", PTR), ("s", PTR)], noinline=True)
+    k, ldk, runs, count, q, s = fn.args
     step = fn.lanes // rows
     sets = max(1, fn.target.registers // 2 // fn.lanes)
-    last = fn.sub(keys, 1)
-    with fn.loop(0, keys, step * sets) as lp:
-        # keys beyond the last repeat it: their scores are masked later
-        row = [fn.mul(fn.min(fn.add(lp.iv, i), last), ldk) for i in range(step * sets)]
-        acc: list[V] = []
-        for c in range(0, spec.qk_pad, fn.lanes):
-            qs = [fn.load(fn.gep(q, r * spec.qk_pad + c, F32), fn.vec(F32)) for r in range(rows)]
-            for i, at in enumerate(row):
-                x = load_row(fn, fn.gep(k, at, spec.k.elem), spec.k.elem, spec.head_dim, c)
-                if rows > 1:
-                    _prefetch_next(fn, after, at, c, spec.k.elem)
+
+    def score(begin: V, keys: V, row: V, after: V, _: list[V]) -> list[V]:
+        here, following = (fn.gep(k, fn.mul(x, ldk), spec.k.elem) for x in (row, after))
+        last = fn.sub(keys, 1)
+        with fn.loop(0, keys, step * sets) as lp:
+            # keys beyond the last repeat it: their scores are masked later
+            places = [fn.mul(fn.min(fn.add(lp.iv, i), last), ldk) for i in range(step * sets)]
+            acc: list[V] = []
+            for c in range(0, spec.qk_pad, fn.lanes):
+                qs = [fn.load(fn.gep(q, r * spec.qk_pad + c, F32), fn.vec(F32)) for r in range(rows)]
+                for i, at in enumerate(places):
+                    x = load_row(fn, fn.gep(here, at, spec.k.elem), spec.k.elem, spec.head_dim, c)
+                    if rows > 1:
+                        _prefetch_next(fn, following, at, c, spec.k.elem)
+                    for r in range(rows):
+                        if c == 0:
+                            acc.append(fn.mul(x, qs[r]))
+                        else:
+                            acc[i * rows + r] = fn.fma(x, qs[r], acc[i * rows + r])
+            for first in range(0, step * sets, step):
+                sums = _sum_each(fn, [acc[(first + i) * rows + r] for r in range(rows) for i in range(step)])
                 for r in range(rows):
-                    if c == 0:
-                        acc.append(fn.mul(x, qs[r]))
-                    else:
-                        acc[i * rows + r] = fn.fma(x, qs[r], acc[i * rows + r])
-        for first in range(0, step * sets, step):
-            sums = _sum_each(fn, [acc[(first + i) * rows + r] for r in range(rows) for i in range(step)])
-            for r in range(rows):
-                part = fn.shuffle(sums, sums, range(r * step, (r + 1) * step)) if rows > 1 else sums
-                fn.store(part, fn.gep(fn.gep(s, r * KEYS, F32), fn.add(lp.iv, first), F32))
+                    part = fn.shuffle(sums, sums, range(r * step, (r + 1) * step)) if rows > 1 else sums
+                    fn.store(part, fn.gep(fn.gep(s, r * KEYS, F32), fn.add(fn.add(begin, lp.iv), first), F32))
+        return []
+
+    each_run(fn, runs, count, [], score)
     fn.done()
 
 
@@ -78,14 +85,14 @@ def _sum_each(fn: Fn, xs: list[V]) -> V:
 
 
 def emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
-    """`attn_acc..(v, ldv, keys, p, alpha, o, next)`: o[row] = alpha[row] * o[row] + sum over keys of p[row][key] * v[key]. Rows
-    from `next` on are prefetched."""
+    """`attn_acc..(v, ldv, runs, count, p, alpha, o)`: o[row] = alpha[row] * o[row] + sum of p[row][key] * v[key] over the keys of
+    so many runs. What comes next is prefetched."""
     name = kernels_of(spec, rows)[1]
     if name in module.functions:
         return
-    args = [("v", PTR), ("ldv", I64), ("keys", I64), ("p", PTR), ("alpha", PTR), ("o", PTR), ("next", PTR)]
+    args = [("v", PTR), ("ldv", I64), ("runs", PTR), ("count", I64), ("p", PTR), ("alpha", PTR), ("o", PTR)]
     fn = Fn(module, name, args, noinline=True)
-    v, ldv, keys, p, alpha, o, after = fn.args
+    v, ldv, runs, count, p, alpha, o = fn.args
     vectors = spec.v_pad // fn.lanes
     most = fn.target.registers * 3 // 4  # accumulators; the rest holds a row of V and weights
     passes = -(-vectors * rows // most)
@@ -103,27 +110,32 @@ def emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
             """Of each row, those of `count` keys in turn."""
             return [broadcast_each(fn, fn.gep(fn.gep(p, r * KEYS, F32), key, F32), count, F32, fn.lanes) for r in range(rows)]
 
-        def step(key: V, each: list[Iterator[V]], acc: list[V], columns: list[int] = columns) -> list[V]:
-            at = fn.mul(key, ldv)
-            xs = [load_row(fn, fn.gep(v, at, spec.v.elem), spec.v.elem, spec.value_dim, c) for c in columns]
-            for c in columns if rows > 1 else ():
-                _prefetch_next(fn, after, at, c, spec.v.elem)
-            ps = [next(w) for w in each]
-            return [fn.fma(ps[i // len(columns)], xs[i % len(columns)], a) for i, a in enumerate(acc)]
+        def add(begin: V, keys: V, row: V, after: V, acc: list[V], columns: list[int] = columns, n: int = n) -> list[V]:
+            here, following = (fn.gep(v, fn.mul(x, ldv), spec.v.elem) for x in (row, after))
 
-        unroll = max(sets, fn.lanes) if fn.target.lane_factors else sets
-        main = fn.mul(fn.divu(keys, unroll), unroll)
-        with fn.loop(0, main, unroll, init + [fn.const(0.0, fn.vec(F32))] * (n * (sets - 1))) as lp:
-            out, each = list(lp.carried), weights(lp.iv, unroll)
-            for u in range(unroll):
-                at = u % sets * n
-                out[at : at + n] = step(fn.add(lp.iv, u), each, out[at : at + n])
-            lp.yield_(*out)
-        acc = lp.results[:n]
+            def step(key: V, each: list[Iterator[V]], acc: list[V]) -> list[V]:
+                at = fn.mul(key, ldv)
+                xs = [load_row(fn, fn.gep(here, at, spec.v.elem), spec.v.elem, spec.value_dim, c) for c in columns]
+                for c in columns if rows > 1 else ():
+                    _prefetch_next(fn, following, at, c, spec.v.elem)
+                ps = [next(w) for w in each]
+                return [fn.fma(ps[i // len(columns)], xs[i % len(columns)], a) for i, a in enumerate(acc)]
+
+            unroll = max(len(acc) // n, fn.lanes) if fn.target.lane_factors else len(acc) // n
+            main = fn.mul(fn.divu(keys, unroll), unroll)
+            with fn.loop(0, main, unroll, acc) as lp:
+                out, each = list(lp.carried), weights(fn.add(begin, lp.iv), unroll)
+                for u in range(unroll):
+                    at = u * n % len(out)
+                    out[at : at + n] = step(fn.add(lp.iv, u), each, out[at : at + n])
+                lp.yield_(*out)
+            with fn.loop(main, keys, 1, lp.results[:n]) as tail:
+                tail.yield_(*step(tail.iv, weights(fn.add(begin, tail.iv), 1), tail.carried))
+            return [*tail.results, *lp.results[n:]]
+
+        acc = each_run(fn, runs, count, init + [fn.const(0.0, fn.vec(F32))] * (n * (sets - 1)), add)
         if sets == 2:
-            acc = [fn.add(x, y) for x, y in zip(acc, lp.results[n:], strict=True)]
-        with fn.loop(main, keys, 1, acc) as tail:
-            tail.yield_(*step(tail.iv, weights(tail.iv, 1), tail.carried))
-        for i, x in enumerate(tail.results):
+            acc = [fn.add(x, y) for x, y in zip(acc[:n], acc[n:], strict=True)]
+        for i, x in enumerate(acc):
             fn.store(x, fn.gep(o, i // len(columns) * spec.v_pad + columns[i % len(columns)], F32))
     fn.done()

@@ -19,10 +19,7 @@ from dhlo.codegen.families.attention.common import (
     Spec,
     all_keys,
     capped,
-    contiguous,
-    copy_page_scales,
     copy_scales,
-    each_page,
     first_key,
     guarded,
     inverse_sum,
@@ -36,6 +33,7 @@ from dhlo.codegen.families.attention.common import (
 from dhlo.codegen.families.attention.decode import decode_scratch_bytes, emit_rows, partial_floats
 from dhlo.codegen.families.attention.decode_kernels import KEYS
 from dhlo.codegen.families.attention.masks import add_mask, any_hidden, hide_by_position, hide_keys
+from dhlo.codegen.families.attention.pages import contiguous, copy_page_scales, each_page
 from dhlo.codegen.families.attention.tiles import (
     configure,
     copy_query,

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dhlo.codegen.families.attention.common import Args, Rows, Span, Spec, contiguous, each_page, offset, scale_of_queries
+from dhlo.codegen.families.attention.common import Args, Rows, Span, Spec, offset, scale_of_queries
+from dhlo.codegen.families.attention.pages import contiguous, each_page
 from dhlo.codegen.families.gemm.multiply_add import as_vector_of
 from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.families.gemm.tiles import TILES_PAY

@@ -318,10 +318,11 @@ def paged(
     mask: str | None = None,
     sinks: bool = False,
     hides: bool = False,
+    past: tuple[int, int] = (0, 70),
     **given: Any,
 ) -> Part:
-    """Sequences of n tokens, of one, and of m, each behind up to 70 keys; blocks of 16 slots lie as tables are drawn. `hides`: any
-    of the 32 keys before a token's own are hidden from it."""
+    """Sequences of n tokens, of one, and of m, each behind `past` keys at least and at most; blocks of 16 slots lie as tables are
+    drawn. `hides`: any of the 32 keys before a token's own are hidden from it."""
     slots, tokens, columns = 384, "n + m + 1", "n + m + 5"
     attrs = {"block": 16, "window": 0, "scale": 0.25, "softcap": 0.0, "causal": True, **given}
     args: list[Any] = [
@@ -329,7 +330,7 @@ def paged(
         (t(dtype, heads[1], slots, depth[0]), within(-1, 1)),
         (t(dtype, heads[1], slots, depth[1]), within(-1, 1)),
         (t("i32", 3, columns), runs_below(slots // attrs["block"])),
-        (t("i32", 3), lambda d, shape, g: torch.randint(0, 71, shape, generator=g).to(d.torch)),
+        (t("i32", 3), lambda d, shape, g: torch.randint(past[0], past[1] + 1, shape, generator=g).to(d.torch)),
         (t("f32", "n"), plain),  # which says how long the first is
     ]
     if mask is not None:
@@ -354,7 +355,7 @@ def paged(
         body,
         tol={"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2},
         atol={"f32": 1e-5, "f16": 4e-3, "bf16": 4e-2}[dtype],
-        label=f"paged attention {dtype} {heads} {depth} mask {mask} {sinks} {hides} {given}",
+        label=f"paged attention {dtype} {heads} {depth} mask {mask} {sinks} {hides} {past} {given}",
     )
 
 
@@ -368,6 +369,8 @@ PAGED_ATTENTION = [
     paged("f32", (4, 1), (16, 16), sinks=True, mask="i1", softcap=0.1),
     *(paged(d, (4, 2), (16, 24), hides=True) for d in ("f32", "bf16")),
     paged("f32", (6, 1), (16, 16), window=37, hides=True, sinks=True),
+    # Two rows whose first key isn't the first of a vector of scores: they mustn't end in each other's (4 lanes).
+    paged("f32", (2, 1), (16, 16), past=(64, 67), window=61),
 ]
 
 

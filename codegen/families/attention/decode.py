@@ -29,7 +29,7 @@ from dhlo.codegen.families.attention.common import (
     store_row,
     weight,
 )
-from dhlo.codegen.families.attention.decode_kernels import GROUP, KEYS, emit_scores, emit_values, kernels_of
+from dhlo.codegen.families.attention.decode_kernels import GROUP, KEYS, ROW_SCORES, emit_scores, emit_values, kernels_of
 from dhlo.codegen.families.attention.pages import RUN_WORDS, copy_page_scales, page_runs, store_run
 from dhlo.codegen.families.combine import raised
 from dhlo.codegen.kernel_ir.builder import F32, I1, I64, PTR, Fn, KernelModule, V
@@ -62,7 +62,7 @@ class _Scratch:
     def __init__(self, spec: Spec) -> None:
         self.query = 0
         self.scores = self.query + spec.few_rows * spec.qk_pad
-        self.out = self.scores + spec.few_rows * KEYS
+        self.out = self.scores + spec.few_rows * ROW_SCORES
         self.maximum = self.out + spec.few_rows * spec.v_pad
         stats = -(-spec.few_rows // spec.lanes) * spec.lanes
         self.total = self.maximum + stats
@@ -221,7 +221,7 @@ def _score(x: _Rows, kp: V, runs: V) -> None:
     fn, spec, at = x.fn, x.spec, x.at
 
     def of(r: V, rows: int) -> None:
-        q, to = fn.gep(at["query"], fn.mul(r, spec.qk_pad), F32), fn.gep(at["scores"], fn.mul(r, KEYS), F32)
+        q, to = fn.gep(at["query"], fn.mul(r, spec.qk_pad), F32), fn.gep(at["scores"], fn.mul(r, ROW_SCORES), F32)
         fn.call(kernels_of(spec, rows)[0], [kp, x.a.ks[2], at["runs"], runs, q, to])
 
     _by_groups(fn, x.rows, of)
@@ -232,7 +232,7 @@ def _add_values(x: _Rows, vp: V, runs: V) -> None:
     fn, spec, at = x.fn, x.spec, x.at
 
     def of(r: V, rows: int) -> None:
-        p, alpha = fn.gep(at["scores"], fn.mul(r, KEYS), F32), fn.gep(at["alpha"], r, F32)
+        p, alpha = fn.gep(at["scores"], fn.mul(r, ROW_SCORES), F32), fn.gep(at["alpha"], r, F32)
         out = fn.gep(at["out"], fn.mul(r, spec.v_pad), F32)
         fn.call(kernels_of(spec, rows)[1], [vp, x.a.vs[2], at["runs"], runs, p, alpha, out])
 
@@ -254,7 +254,7 @@ def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
     """Scores of row `r` become 2^(score - maximum), 0 beyond the `n` keys; updates its statistics. Scales of keys are multiplied to
     the scores, those of values to what values are multiplied by."""
     fn, spec, at = rows.fn, rows.spec, rows.at
-    s = fn.gep(at["scores"], fn.mul(r, KEYS), F32)
+    s = fn.gep(at["scores"], fn.mul(r, ROW_SCORES), F32)
     query, head = rows.place(r)
     span, own = rows.span, rows.span.own(fn, query)
     position = span.position(fn, query) if spec.windowed else own

@@ -9,10 +9,11 @@ from dhlo.codegen.families.attention.pages import each_run
 from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, PTR, Fn, KernelModule, V
 
-__all__ = ["GROUP", "KEYS", "emit_scores", "emit_values", "kernels_of"]
+__all__ = ["GROUP", "KEYS", "ROW_SCORES", "emit_scores", "emit_values", "kernels_of"]
 
 GROUP = 4  # rows scored together
 KEYS = 64  # keys of a block
+ROW_SCORES = KEYS + 16  # f32 from one row of scores to the next: those behind a run's last key are stored, too, up to so many
 
 
 def kernels_of(spec: Spec, rows: int) -> tuple[str, str]:
@@ -31,6 +32,7 @@ def emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
     k, ldk, runs, count, q, s = fn.args
     step = fn.lanes // rows
     sets = max(1, fn.target.registers // 2 // fn.lanes)
+    assert step * sets <= ROW_SCORES - KEYS
 
     def score(begin: V, keys: V, row: V, after: V, _: list[V]) -> list[V]:
         here, following = (fn.gep(k, fn.mul(x, ldk), spec.k.elem) for x in (row, after))
@@ -54,7 +56,7 @@ def emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
                 sums = _sum_each(fn, [acc[(first + i) * rows + r] for r in range(rows) for i in range(step)])
                 for r in range(rows):
                     part = fn.shuffle(sums, sums, range(r * step, (r + 1) * step)) if rows > 1 else sums
-                    fn.store(part, fn.gep(fn.gep(s, r * KEYS, F32), fn.add(fn.add(begin, lp.iv), first), F32))
+                    fn.store(part, fn.gep(fn.gep(s, r * ROW_SCORES, F32), fn.add(fn.add(begin, lp.iv), first), F32))
         return []
 
     each_run(fn, runs, count, [], score)
@@ -112,7 +114,7 @@ def emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
 
         def weights(key: V, count: int) -> list[Iterator[V]]:
             """Of each row, those of `count` keys in turn."""
-            return [broadcast_each(fn, fn.gep(fn.gep(p, r * KEYS, F32), key, F32), count, F32, fn.lanes) for r in range(rows)]
+            return [broadcast_each(fn, fn.gep(fn.gep(p, r * ROW_SCORES, F32), key, F32), count, F32, fn.lanes) for r in range(rows)]
 
         def add(begin: V, keys: V, row: V, after: V, acc: list[V], columns: list[int] = columns, n: int = n) -> list[V]:
             here, following = (fn.gep(v, fn.mul(x, ldv), spec.v.elem) for x in (row, after))

@@ -311,27 +311,25 @@ def _objects(
     modules = [level.planned.low.module for level in entries[0].levels]  # all entries' kernels and host programs
     parts = [(part, target) for module, target in zip(modules, targets, strict=True) for part in split_module(module, 4)]
     parts += [(Part(e.shared[0].text()), e.shared[1]) for e in entries if e.shared is not None]
-    made_for = [target for _, target in parts]
+    for n, target in enumerate(targets):
+        used = {f for part, t in parts if t is target for f in code_features(part.text, t)}
+        features = ",".join([*target.features, *sorted(used - set(target.features))])
+        for entry in descriptor.entries:
+            entry.metadata["levels"][n]["cpu_features"] = features
+        descriptor.levels.append((target.name, features))
 
-    def lower(part: Part, target: Target) -> str:
-        return (lower_common if part.common else lower_to_llvm_ir)(part.text, target)
-
-    def compile_(part: Part, ir_text: str, target: Target) -> bytes:
-        return (compile_common if part.common else compile_object)(ir_text, target)
-
-    with ThreadPoolExecutor(2) as pool:
-        texts = list(pool.map(lower, *zip(*parts, strict=True)))
+    def make(part: Part, target: Target) -> tuple[str, bytes]:
+        text = (lower_common if part.common else lower_to_llvm_ir)(part.text, target)
         if debug_info is not None:
-            texts = [with_line_tables(text, *debug_info, PRODUCER) for text in texts]
-        for n, target in enumerate(targets):
-            used = {f for part, t in parts if t is target for f in code_features(part.text, t)}
-            features = ",".join([*target.features, *sorted(used - set(target.features))])
-            name = target.name
-            for entry in descriptor.entries:
-                entry.metadata["levels"][n]["cpu_features"] = features
-            descriptor.levels.append((name, features))
-        texts[0] += descriptor.text(texts[0])
-        return texts, list(pool.map(compile_, [part for part, _ in parts], texts, made_for)), made_for
+            text = with_line_tables(text, *debug_info, PRODUCER)
+        if part is parts[0][0]:
+            text += descriptor.text(text)
+        return text, (compile_common if part.common else compile_object)(text, target)
+
+    made_for = [target for _, target in parts]
+    with ThreadPoolExecutor(2) as pool:
+        texts, objects = zip(*pool.map(make, *zip(*parts, strict=True)), strict=True)
+    return list(texts), list(objects), made_for
 
 
 def _output_names(program: Program, types: list[TensorType]) -> list[tuple[str, TensorType]]:

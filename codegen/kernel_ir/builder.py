@@ -18,6 +18,7 @@ from dhlo.codegen.target import BITS, Target
 
 __all__ = [
     "BITS",
+    "EXPLICIT",
     "F32",
     "F64",
     "I1",
@@ -37,6 +38,9 @@ __all__ = [
     "vec",
 ]
 
+EXPLICIT = "dhlo-explicit"
+"""The attribute of functions by which LLVM IR says so."""
+
 
 @dataclass
 class Loop:
@@ -55,7 +59,9 @@ class Loop:
 class Fn(Arithmetic):
     """Builds one function. Finish with `done()`, which adds it to the module.
 
-    `args` are (name, type) pairs; `results` at most one type. `inline` functions are always inlined and not exported.
+    `args` are (name, type) pairs; `results` at most one type. `inline` functions are always inlined and not exported, `noinline`
+    ones never. `explicit` ones, which aren't either, are written as the machine is to run them, such as micro-kernels: LLVM tidies
+    them up and looks for nothing else, which takes half of the time.
     """
 
     def __init__(
@@ -68,11 +74,13 @@ class Fn(Arithmetic):
         internal: bool = True,
         inline: bool = False,
         noinline: bool = False,
+        explicit: bool = False,
     ) -> None:
         super().__init__()
         self.module, self.name, self.result = module, name, result
         self._args = [V(f"%{n}", t) for n, t in args]
-        self._internal, self._inline, self._noinline = internal, inline, noinline
+        self._internal, self._inline, self._explicit = internal, inline, explicit
+        self._attributes = ["alwaysinline"] * inline + ["noinline"] * (noinline or explicit) + [EXPLICIT] * explicit
         self._lines: list[str] = []
         self._uses: set[str] = set()
         self.halves: set[str] = set()  # names of f32 that are known to be numbers of bf16
@@ -120,8 +128,8 @@ class Fn(Arithmetic):
         """Adds the function to its module; a body without `ret` returns nothing."""
         if not self._lines or "llvm.return" not in self._lines[-1]:
             self.ret()
-        attrs = ['"alwaysinline"'] if self._inline else ['"noinline"'] if self._noinline else []
-        attr = f" attributes {{passthrough = [{', '.join(attrs)}]}}" if attrs else ""
+        attrs = ", ".join(f'"{a}"' for a in self._attributes)
+        attr = f" attributes {{passthrough = [{attrs}]}}" if attrs else ""
         sig = ", ".join(f"{a.name}: {a.type}" for a in self._args)
         ret = f" -> {self.result}" if self.result else ""
         linkage = Linkage.INLINE if self._inline else Linkage.INTERNAL if self._internal else Linkage.EXPORTED
@@ -133,6 +141,7 @@ class Fn(Arithmetic):
             f"@{symbol}({', '.join(a.type for a in self._args)}){ret}",
             linkage,
             frozenset(self._uses),
+            self._explicit,
         )
 
     @contextmanager

@@ -30,6 +30,7 @@ class Symbol:
     body         MLIR from the symbol's name on
     declaration  MLIR of a function for modules that don't hold it, from the symbol's name on
     uses         names of the module that the body refers to
+    explicit     a function that says what the machine is to do, with little left for LLVM to find
     """
 
     head: str
@@ -37,6 +38,7 @@ class Symbol:
     declaration: str
     linkage: Linkage
     uses: frozenset[str] = frozenset()
+    explicit: bool = False
 
     def text(self, *, visible: bool = False) -> str:
         """The definition; `visible` to other modules of the program, whatever its linkage."""

@@ -1,4 +1,5 @@
-"""Splits a kernel module into parts that compile side by side: functions that call each other stay together."""
+"""Splits a kernel module into parts that compile side by side: functions that call each other stay together, but for explicit ones,
+which LLVM does less with (`codegen/backends/cpu/llvm.py`)."""
 
 from __future__ import annotations
 
@@ -23,23 +24,35 @@ class Part:
 
 
 def split_module(module: KernelModule, parts: int) -> list[Part]:
-    """At most `parts` parts, and one for each that is large; the first holds the host program, which is the function that is
-    exported. What other parts use is visible to them, and hidden from the model's users when it is linked."""
+    """Up to `parts` parts, one more of small explicit functions, and one or two for each group of functions that is large; the first
+    holds the host program, which is the function that is exported. What other parts use is visible to them, and hidden from the
+    model's users when it is linked."""
     symbols = {**module.globals, **module.functions}
     roots = [n for n, s in symbols.items() if not _is_copied(s)]
     groups = sorted(_components(roots, symbols), key=lambda g: -_weight(g, symbols))
-    host = [g for g in groups if any(_is_host(symbols[n]) for n in g)]
-    large = [g for g in groups if g not in host and _weight(g, symbols) >= _LARGE]
-    bins: list[list[str]] = [[] for _ in range(max(1, parts))]
-    for g in [*host, *(g for g in groups if g not in host and g not in large)]:
-        min(bins, key=lambda b: _weight(b, symbols)).extend(g)
-    first, *rest = [Part(_text(symbols, b)) for b in bins if b]
-    return [first, *(Part(_text(symbols, g), common=True) for g in large), *rest]
+    host = [n for n in roots if _is_host(symbols[n])]
+    kernels = [g for g in groups if not any(n in host for n in g)]
+    large = [g for g in kernels if _weight(g, symbols) >= _LARGE]
+    bins: list[list[str]] = [[] for _ in range(max(1, parts - 1))]
+    explicit: list[str] = []
+    for g in kernels:
+        if g not in large:
+            ours, others = _by_form(g, symbols)
+            explicit += ours
+            min(bins, key=lambda b: _weight(b, symbols)).extend(others)
+    common = [Part(_text(symbols, names), common=True) for g in large for names in _by_form(g, symbols) if names]
+    return [Part(_text(symbols, host)), *common, *(Part(_text(symbols, b)) for b in (*bins, explicit) if b)]
+
+
+def _by_form(names: list[str], symbols: Mapping[str, Symbol]) -> tuple[list[str], list[str]]:
+    """Those that are explicit, and the others."""
+    explicit = [n for n in names if symbols[n].explicit]
+    return explicit, [n for n in names if n not in explicit]
 
 
 def _is_copied(s: Symbol) -> bool:
     """Whether every part that uses it has its own."""
-    return s.linkage in (Linkage.INLINE, Linkage.DECLARED)
+    return s.linkage in (Linkage.INLINE, Linkage.DECLARED) or s.head == "llvm.mlir.global"
 
 
 def _is_host(s: Symbol) -> bool:
@@ -98,7 +111,7 @@ def _text(symbols: Mapping[str, Symbol], members: list[str]) -> str:
         if n in copied:
             body.append(s.text())
         elif n in inside:
-            body.append(s.text(visible=s.head == "llvm.func"))
+            body.append(s.text(visible=True))
         elif n in outside:
             body.append(s.declared())
     return "module {\n" + "\n".join(body) + "\n}\n"

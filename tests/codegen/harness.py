@@ -15,6 +15,7 @@ import numpy.typing as npt
 from dhlo.codegen.backends.cpu.llvm import Jit, compile_object, lower_to_llvm_ir
 from dhlo.codegen.kernel_ir.abi import MACHINE_RANGES
 from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.split import split_module
 from tests.codegen import tile_machine
 
 __all__ = ["Launch", "Param", "Program", "TestHost", "aligned", "address", "build_hosts"]
@@ -101,10 +102,10 @@ def build_hosts(hosts: Sequence[TestHost]) -> list[Program]:
     for host in hosts:
         host.fn.done()
     (module,) = {id(h.module): h.module for h in hosts}.values()
-    text, symbols = lower_to_llvm_ir(module.text(), module.target), dict[str, int]()
+    texts, symbols = [lower_to_llvm_ir(part.text, module.target) for part in split_module(module, 1)], dict[str, int]()
     if tile_machine.is_needed(module.target):
-        text, symbols = tile_machine.emulated(text), tile_machine.symbols()
-    jit = Jit([compile_object(text, module.target)], symbols)
+        texts, symbols = [tile_machine.emulated(text) for text in texts], tile_machine.symbols()
+    jit = Jit([compile_object(text, module.target) for text in texts], symbols)
     return [Program(jit, jit.address(h.fn.name), tuple(h.names)) for h in hosts]
 
 

@@ -17,7 +17,7 @@ import llvmlite.binding as llvm
 
 from dhlo.codegen.backends.artifact import Artifact
 from dhlo.codegen.backends.cpu.archive import Member, archive_head, constants_object
-from dhlo.codegen.backends.cpu.llvm import optimise
+from dhlo.codegen.backends.cpu.llvm import machine, optimise
 from dhlo.codegen.host.program import HOST_PROGRAM
 from dhlo.codegen.kernel_ir import abi
 from dhlo.codegen.target import Target, native
@@ -238,12 +238,11 @@ def merged_assembly(artifact: Artifact) -> str:
 
 def _merge(artifact: Artifact) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """One optimised module, and the machine to make code of it with; everything but the model's descriptor becomes local to it.
-    The code for each target is optimised by itself; its functions say what features they may use."""
-    made = [optimise(str(_joined(texts, HOST_PROGRAM)), target) for target, texts in artifact.levels]
-    if len(made) > 1:
-        return _joined([str(module) for module, _ in made]), made[0][1]
-    _make_local(made[0][0], abi.ABI_SYMBOL)
-    return made[0]
+    Each part is optimised by itself, as for a shared library; its functions say what features they may use."""
+    levels = [[optimise(text, target)[0] for text in texts] for target, texts in artifact.levels]
+    joined = [_joined([str(part) for part in parts], HOST_PROGRAM) for parts in levels]
+    first, _ = artifact.levels[0]
+    return _joined([str(module) for module in joined]), machine(first, first.features)
 
 
 def _joined(texts: list[str], visible: str = abi.ABI_SYMBOL) -> llvm.ModuleRef:

@@ -28,7 +28,7 @@ def emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
     name = kernels_of(spec, rows)[0]
     if name in module.functions:
         return
-    fn = Fn(module, name, [("k", PTR), ("ldk", I64), ("runs", PTR), ("count", I64), ("q", PTR), ("s", PTR)], noinline=True)
+    fn = Fn(module, name, [("k", PTR), ("ldk", I64), ("runs", PTR), ("count", I64), ("q", PTR), ("s", PTR)], explicit=True)
     k, ldk, runs, count, q, s = fn.args
     step = fn.lanes // rows
     sets = max(1, fn.target.registers // 2 // fn.lanes)
@@ -97,7 +97,7 @@ def emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
     if name in module.functions:
         return
     args = [("v", PTR), ("ldv", I64), ("runs", PTR), ("count", I64), ("p", PTR), ("alpha", PTR), ("o", PTR)]
-    fn = Fn(module, name, args, noinline=True)
+    fn = Fn(module, name, args, explicit=True)
     v, ldv, runs, count, p, alpha, o = fn.args
     vectors = spec.v_pad // fn.lanes
     most = fn.target.registers * 3 // 4  # accumulators; the rest holds a row of V and weights

@@ -207,7 +207,7 @@ def _emit_value_kernel(module: KernelModule, spec: Spec, mr: int) -> None:
     if name in module.functions:
         return
     args = [("v", PTR), ("ldv", I64), ("p", PTR), ("keys", I64), ("o", PTR), ("alpha", PTR), ("ahead", I64)]
-    fn = Fn(module, name, args, noinline=True)
+    fn = Fn(module, name, args, explicit=True)
     v, ldv, p, keys, o, alpha, ahead = fn.args
     alphas = [fn.load(fn.gep(alpha, h * fn.lanes, F32), fn.vec(F32)) for h in range(spec.halves)]
     acc = [

@@ -58,7 +58,7 @@ def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: Til
             ("ahead", PTR),
             ("step", I64),
         ],
-        noinline=True,
+        explicit=True,
     )
     a, lda, b, k, tile, ld, accumulate, ahead, step = f.args
     lines = lines_of_step(f, spec.panel(elem) * BITS[elem] // 8, step)
@@ -128,7 +128,7 @@ def emit_transpose(module: KernelModule, elem: str, rows: int, spec: TileSpec) -
     if name in module.functions:
         return name
     ty = vec(elem, lanes)
-    f = Fn(module, name, [("src", PTR), ("dst", PTR), ("ld", I64)], noinline=True)
+    f = Fn(module, name, [("src", PTR), ("dst", PTR), ("ld", I64)], explicit=True)
     src, dst, ld = f.args
     for i0 in range(0, rows, lanes):
         for j0 in range(0, columns, lanes):

@@ -60,7 +60,7 @@ def emit_pass(
         return name
     numbers = [(x, I64) for x in ("ld", "width", "later", "accumulate")]
     args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), *numbers]
-    fn = Fn(module, name, args, noinline=True)
+    fn = Fn(module, name, args, explicit=True)
     a, lda, b, ldb, k, tile, ld, width, later, accumulate = fn.args
     lanes = spec.lanes(elem)
     ty = vec(accumulator(elem), lanes)
@@ -167,7 +167,7 @@ def emit_strip(module: KernelModule, elem: str, rows: int, spec: TileSpec, *, fa
     if name in module.functions:
         return name
     args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), ("columns", I64)]
-    fn = Fn(module, name, args, noinline=True)
+    fn = Fn(module, name, args, explicit=True)
     a, lda, b, ldb, k, tile, columns = fn.args
     lanes, acc = spec.lanes(elem), accumulator(elem)
     ty = vec(acc, lanes)

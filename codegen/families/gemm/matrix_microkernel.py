@@ -114,7 +114,7 @@ def emit_pack_matrix_rows(module: KernelModule) -> str:
     if name in module.functions:
         return name
     sizes = [(x, I64) for x in ("row_stride", "k_stride", "rows", "k")]
-    fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR)], noinline=True)
+    fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR)], explicit=True)
     src, row_stride, k_stride, rows, k, dst = fn.args
 
     def put(row: V, step: V, x: V) -> None:

@@ -86,7 +86,7 @@ def emit_microkernel(
         return name
     head = (("a", PTR), ("lda", I64)) if rows else _left_args(elem, spec)
     placing = () if placed is None else _PLACED_ARGS if placed == accumulator(elem) else _ROUNDED_ARGS
-    fn = Fn(module, name, (*head, *_ARGS, *placing), noinline=True)
+    fn = Fn(module, name, (*head, *_ARGS, *placing), explicit=True)
     (a, *beside), (b, k, tile, accumulate, ahead, ahead_step, shift, *where) = fn.args[: len(head)], fn.args[len(head) :]
     right = (RowsToPack if packing else Panel)(fn, elem, spec, b)
     left = RowsInPlace(fn, elem, spec, mr, a, 1, *beside) if rows else PackedRows(fn, elem, spec, mr, a, mr * spec.left_parts(elem))

@@ -98,7 +98,7 @@ def emit_tiles_microkernel(
         "a", "stride", "step", "second", "b", "steps", "a_tail", "tail_second", "b_tail", "rest", "tile", "accumulate", "to", "ld",
         "ahead", "lines", "apart",
     )  # fmt: skip
-    fn = Fn(module, name, [(x, PTR if x in pointers else I64) for x in order], noinline=True)
+    fn = Fn(module, name, [(x, PTR if x in pointers else I64) for x in order], explicit=True)
     a, stride, step, second, b, steps, a_tail, tail_second, b_tail, rest, tile, accumulate, to, ld, ahead, lines, apart = fn.args
     tiles, product, row_bytes = tiles_of(fn), _product(fn, elem, spec), fn.i64(SUMS_ROW_BYTES)
     used = _SUMS[:high]
@@ -152,7 +152,7 @@ def emit_place_tile(module: KernelModule, elem: str, spec: TileSpec, *, streams:
     name = f"{'stream' if streams else 'place'}_tile_{elem}"
     if name in module.functions:
         return name
-    fn = Fn(module, name, [("tile", PTR), ("rows", I64), ("to", PTR), ("n", I64)], noinline=True)
+    fn = Fn(module, name, [("tile", PTR), ("rows", I64), ("to", PTR), ("n", I64)], explicit=True)
     tile, rows, to, n = fn.args
     placed, sums = result_type(elem), accumulator(elem)
     lanes, together = spec.lanes(elem), 2 if placed != sums else 1
@@ -187,7 +187,7 @@ def emit_pack_tile(module: KernelModule, elem: str, spec: TileSpec) -> str:
     if name in module.functions:
         return name
     names = [("src", PTR), ("row_stride", I64), ("k_stride", I64), ("rows", I64), ("k", I64), ("dst", PTR), ("corner", PTR)]
-    fn = Fn(module, name, names, noinline=True)
+    fn = Fn(module, name, names, explicit=True)
     src, row_stride, k_stride, rows, k, dst, corner = fn.args
     memory = f"i{BITS[elem]}"  # bf16 as integers, which are never converted
     lanes, whole = spec.target.lanes(memory), STEP_UNITS * depth(elem)

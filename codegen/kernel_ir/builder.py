@@ -60,8 +60,9 @@ class Fn(Arithmetic):
     """Builds one function. Finish with `done()`, which adds it to the module.
 
     `args` are (name, type) pairs; `results` at most one type. `inline` functions are always inlined and not exported, `noinline`
-    ones never. `explicit` ones, which aren't either, are written as the machine is to run them, such as micro-kernels: LLVM tidies
-    them up and looks for nothing else, which takes half of the time.
+    ones never. `explicit` ones, which aren't either, are written as the machine is to run them, as micro-kernels and host programs
+    are: LLVM tidies them up and looks for nothing else, which takes half of the time. Loops over places of an image aren't: what
+    is the same in each of them is for LLVM to find.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Fn(Arithmetic):
         super().__init__()
         self.module, self.name, self.result = module, name, result
         self._args = [V(f"%{n}", t) for n, t in args]
-        self._internal, self._inline, self._explicit = internal, inline, explicit
+        self._internal, self._inline = internal, inline
         self._attributes = ["alwaysinline"] * inline + ["noinline"] * (noinline or explicit) + [EXPLICIT] * explicit
         self._lines: list[str] = []
         self._uses: set[str] = set()
@@ -141,7 +142,7 @@ class Fn(Arithmetic):
             f"@{symbol}({', '.join(a.type for a in self._args)}){ret}",
             linkage,
             frozenset(self._uses),
-            self._explicit,
+            EXPLICIT in self._attributes,
         )
 
     @contextmanager

@@ -24,9 +24,9 @@ class Part:
 
 
 def split_module(module: KernelModule, parts: int) -> list[Part]:
-    """Up to `parts` parts, one more of small explicit functions, and one or two for each group of functions that is large; the first
-    holds the host program, which is the function that is exported. What other parts use is visible to them, and hidden from the
-    model's users when it is linked."""
+    """Up to `parts` parts, one more of small explicit functions, and one or two for each group of functions that is large. The
+    first holds the host program, which is the function that is exported. What other parts use is visible to them, and hidden from
+    the model's users when it is linked."""
     symbols = {**module.globals, **module.functions}
     roots = [n for n, s in symbols.items() if not _is_copied(s)]
     groups = sorted(_components(roots, symbols), key=lambda g: -_weight(g, symbols))

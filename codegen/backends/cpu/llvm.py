@@ -112,8 +112,8 @@ def _set_attributes(module: Any, attributes: Mapping[str, str]) -> None:
 
 
 def optimise(ir_text: str, target: Target) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
-    """Parses and optimises LLVM IR of `lower_to_llvm_ir`. Code of vectors gains nothing from LLVM's loop vectoriser, so that is off;
-    and explicit functions, if a module has no others, are only tidied up."""
+    """Parses and optimises LLVM IR of `lower_to_llvm_ir`. Code of vectors gains nothing from LLVM's loop vectoriser, so that is
+    off; and explicit functions, if a module has no others, are only tidied up."""
     made = machine(target, target.features)
     module = llvm.parse_assembly(ir_text, llvm.create_context())  # a context of its own: called from several threads
     module.triple = target.triple
@@ -134,8 +134,8 @@ def _is_explicit(module: llvm.ModuleRef) -> bool:
 
 
 def _tidying() -> llvm.ModulePassManager:
-    """What explicit functions need: values folded, found once, and loops that test at their ends. LLVM's own order of passes combines
-    instructions eight times, and takes four times as long."""
+    """What explicit functions need: values folded and found once, and loops that test at their ends. LLVM's own order of passes
+    combines instructions eight times, and takes four times as long."""
     passes = llvm.create_new_module_pass_manager()
     passes.add_always_inliner_pass()
     passes.add_simplify_cfg_pass()

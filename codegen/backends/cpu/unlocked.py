@@ -1,5 +1,5 @@
-"""The two calls of LLVM that take time, for several threads at once: llvmlite lets one thread into LLVM at a time, which LLVM asks for
-only where threads share a context. Objects are llvmlite's, and whoever calls keeps them alive."""
+"""The two calls of LLVM that take time, for several threads at once: llvmlite lets one thread into LLVM at a time, which LLVM asks
+for only where threads share a context. Objects are llvmlite's, and whoever calls keeps them alive."""
 
 from __future__ import annotations
 

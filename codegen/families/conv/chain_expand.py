@@ -59,7 +59,7 @@ def emit_pack(w: Window, module: KernelModule) -> str:
         return name
     numbers = ("channel_stride", "channels", "ih", "iw", "y", "width", "slot")
     bounds = [("begin", PTR), ("end", PTR)] if w.bounded else []
-    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), ("to", PTR), *bounds], explicit=True)
+    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), ("to", PTR), *bounds], noinline=True)
     x, stride, channels, ih, iw, y, width, slot, to, *_ = f.args
     limits = (f.args[9], f.args[10]) if w.bounded else None
     starts, step = range(0, mr, lanes), first.stride[1]
@@ -125,7 +125,7 @@ def lower_rows(w: Window, module: KernelModule, r: Rows) -> Epilogue:
     tiles = [_lower_tile(w, module, r, s, n + 1, one.slots).symbol for s in (w.spec, narrow) for n in range(w.spec.mr)]
     module.add_pointers(table, tiles)
     args = [("eargs", PTR), ("x", PTR), ("slot", I64), ("w", PTR), ("k", I64), ("out", PTR)]
-    f = Fn(module, name, [*args, *((n, I64) for n in ("batch", "m0", "n0", "width", "channels"))], explicit=True)
+    f = Fn(module, name, [*args, *((n, I64) for n in ("batch", "m0", "n0", "width", "channels"))], noinline=True)
     eargs, x, slot, weights, k, out, batch, m0, n0, width, channels = f.args
     mr, kernels = w.spec.mr, f.address_of(table)
     with f.loop(0, f.ceildivu(width, mr)) as lp:

@@ -83,7 +83,7 @@ def _emit_line(w: Window, module: KernelModule, count: int) -> str:
     if name in module.functions:
         return name
     args = [("x", PTR), ("row", I64), ("weights", PTR), ("lo", I64), ("hi", I64), ("out", PTR)]
-    f = Fn(module, name, args, explicit=True)
+    f = Fn(module, name, args, noinline=True)
     x, row, weights, lo, hi, out = f.args
     ty, columns = vec(w.elem, w.lanes), w.kernel[1]
     with f.loop(lo, hi, 1, [f.const(0.0, ty)] * count) as lp:

@@ -38,7 +38,7 @@ class Rows:
             p.module,
             name,
             [*((n, PTR) for n in pointers), *((n, I64) for n in numbers), ("out", PTR), ("ld", I64), ("count", I64)],
-            explicit=True,
+            noinline=True,
         )
         args, self.x, self.w, self.zeros, self.z0, self.y0, self.x0, self.out, self.ld, self.count = f.args
         self.geo, self.bounds, self.stored = load_geometry(f, args), load_bounds(p, f, args), p.stored
@@ -188,7 +188,7 @@ class PaddedRows(Rows):
     def __init__(self, p: ConvParams, name: str, rows: int, lanes: int) -> None:
         self.p, self.rows, self.lanes = p, rows, lanes
         args = [("x", PTR), ("w", PTR), ("ldx", I64), ("out", PTR), ("ld", I64), ("count", I64)]
-        self.f = f = Fn(p.module, name, args, explicit=True)
+        self.f = f = Fn(p.module, name, args, noinline=True)
         self.x, self.w, self.ldx, self.out, self.ld, self.count = f.args
         self.bounds, self.stored = None, p.elem
         self.zero = f.const(0.0, vec(p.elem, lanes))

@@ -154,7 +154,7 @@ def emit_pack(p: ConvParams, width: int) -> str:
         p.module,
         name,
         [("args", PTR), ("x", PTR), ("channels", I64), ("panel", PTR), ("p0", I64), ("n", I64), ("coords", PTR), *_gate_args(p)],
-        explicit=True,
+        noinline=True,
     )
     geo, bounds = load_geometry(f, f.args[0]), load_bounds(p, f, f.args[0])
     _, x, channels, panel, p0, n, coords, *_ = f.args
@@ -182,7 +182,7 @@ def emit_pack_pointwise(p: ConvParams, width: int) -> str:
         return name
     numbers = ("channel_stride", "channels", "panel_stride", "n")
     bounds = [("begin", I64), ("end", I64)] if p.bounded else []
-    f = Fn(p.module, name, [("x", PTR), ("panels", PTR), *((n, I64) for n in numbers), *bounds, *_gate_args(p)], explicit=True)
+    f = Fn(p.module, name, [("x", PTR), ("panels", PTR), *((n, I64) for n in numbers), *bounds, *_gate_args(p)], noinline=True)
     x, panels, channel_stride, channels, panel_stride, n, *_ = f.args
     starts = range(0, width, p.lanes)
     limits = (f.args[6], f.args[7]) if p.bounded else None

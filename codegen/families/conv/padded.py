@@ -18,7 +18,7 @@ def emit_pad_rows(p: ConvParams) -> str:
         return name
     numbers = ("stride", "height", "width", "y0", "x0", "rows", "columns")
     bounds = [("begin", I64), ("end", I64)] if p.bounded else []
-    f = Fn(p.module, name, [("x", PTR), *((n, I64) for n in numbers), ("to", PTR), ("ld", I64), *bounds], explicit=True)
+    f = Fn(p.module, name, [("x", PTR), *((n, I64) for n in numbers), ("to", PTR), ("ld", I64), *bounds], noinline=True)
     x, stride, height, width, y0, x0, rows, columns, to, ld, *_ = f.args
     limits = (f.args[10], f.args[11]) if p.bounded else None
     zero = f.const(0.0, vec(p.elem, p.lanes))

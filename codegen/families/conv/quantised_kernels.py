@@ -43,7 +43,7 @@ def _emit_tile(p: ConvParams, mr: int, ldb: int, swapped: bool) -> str:
     halves = range(spec.vectors)
     types = (PTR, I64, PTR, I64, PTR, I64, I64, PTR, I64)
     names = ("a", "lda", "b", "k", "tile", "ld", "accumulate", "ahead", "step")
-    f = Fn(module, name, list(zip(names, types, strict=True)), explicit=True)
+    f = Fn(module, name, list(zip(names, types, strict=True)), noinline=True)
     a, lda, b, k, tile, ld, accumulate, ahead, step = f.args
     lines = lines_of_step(f, p.panel * BITS[I32] // 8, step)
     cells = [f.gep(f.gep(tile, f.mul(ld, i), I32), h * lanes, I32) for i in range(mr) for h in halves]

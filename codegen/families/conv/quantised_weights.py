@@ -82,7 +82,7 @@ def emit_decode(module: KernelModule, code: str, spec: TileSpec) -> str:
     name = f"conv_decode_{code}_{panel}"
     if name in module.functions:
         return name
-    f = Fn(module, name, [("codes", PTR), ("rows", I64), ("to", PTR)], explicit=True)
+    f = Fn(module, name, [("codes", PTR), ("rows", I64), ("to", PTR)], noinline=True)
     codes, rows, to = f.args
     with f.loop(0, rows) as lp:
         row, out = f.gep(codes, f.mul(lp.iv, row_bytes(code, panel)), I8), f.gep(to, f.mul(lp.iv, panel), F32)

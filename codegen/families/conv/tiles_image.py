@@ -44,7 +44,7 @@ def emit_lay_row(form: TileForm) -> str:
     numbers = [(n, I64) for n in ("plane", "column", "count", "limit")]
     args = [("x", PTR), ("channels", I64), *numbers, ("to", PTR), ("begin", PTR), ("end", PTR)]
     args += [("gates", PTR)] if p.gated else []
-    f = Fn(p.module, name, args, explicit=True)
+    f = Fn(p.module, name, args, noinline=True)
     x, channels, plane, column, count, limit, to, begin, end, *gates = f.args
     row = _Row(f, form, x, plane, limit, (begin, end) if p.bounded else None, gates)
 

@@ -334,7 +334,7 @@ def _emit_turn(p: ConvParams) -> str:
     name, lanes = "conv_turn_sums", p.lanes
     if name in p.module.functions:
         return name
-    f = Fn(p.module, name, [("sums", PTR), ("outputs", PTR), ("count", I64), ("to", PTR)], explicit=True)
+    f = Fn(p.module, name, [("sums", PTR), ("outputs", PTR), ("count", I64), ("to", PTR)], noinline=True)
     sums, outputs, count, to = f.args
     last = f.sub(count, 1)
     with f.loop(0, count, lanes) as at:

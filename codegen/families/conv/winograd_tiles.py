@@ -33,7 +33,7 @@ def emit_inputs(module: KernelModule, b: Blocking) -> str:
         return name
     numbers = ("sxc", "sxh", "height", "width", "y0", "x0", "channels", "tiles")
     pointers, more = [("strip", PTR), ("to", PTR)], [(n, I64) for n in b.more_of_inputs]
-    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), *pointers, ("stride", I64), *more], explicit=True)
+    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), *pointers, ("stride", I64), *more], noinline=True)
     x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride, *others = f.args
     bounds = (others[0], others[1]) if b.bounded else None
     lanes, ty = b.lanes, vec(b.elem, b.lanes)
@@ -81,7 +81,7 @@ def emit_weights(module: KernelModule, b: Blocking) -> str:
     name = f"{b.prefix}_weights_{b.spec.name}" + b.coded
     if name in module.functions:
         return name
-    f = Fn(module, name, [("w", PTR), ("channels", I64), ("to", PTR)], explicit=True)
+    f = Fn(module, name, [("w", PTR), ("channels", I64), ("to", PTR)], noinline=True)
     w, channels, to = f.args
     wide = b.across.window
     with f.loop(0, channels, b.row_channels) as lp:
@@ -108,7 +108,7 @@ def emit_outputs(module: KernelModule, b: Blocking) -> str:
     if name in module.functions:
         return name
     numbers = ("stride", "tiles", "columns")
-    f = Fn(module, name, [("sums", PTR), *((n, I64) for n in numbers), ("to", PTR)], explicit=True)
+    f = Fn(module, name, [("sums", PTR), *((n, I64) for n in numbers), ("to", PTR)], noinline=True)
     sums, stride, tiles, columns, to = f.args
     ty = vec(b.elem, b.lanes)
     with f.loop(0, tiles) as lp:
@@ -187,7 +187,7 @@ def emit_products(module: KernelModule, b: Blocking) -> str:
         return name
     table = _emit_table(module, b)
     args = [("a", PTR), ("a_stride", I64), ("b", PTR), ("sums", PTR), ("sum_stride", I64)]
-    f = Fn(module, name, [*args, *((n, I64) for n in ("tiles", "k", "columns", "accumulate")), ("weights", PTR)], explicit=True)
+    f = Fn(module, name, [*args, *((n, I64) for n in ("tiles", "k", "columns", "accumulate")), ("weights", PTR)], noinline=True)
     a, a_stride, w, sums, sum_stride, tiles, k, columns, accumulate, later = f.args
     step = -(-b.taps * b.packed_bytes // b.points)  # bytes of weights of a channel and point
     parts = f.ceildivu(tiles, b.spec.mr)

@@ -103,7 +103,7 @@ def _emit_copy(module: KernelModule, spec: TileSpec, form: str) -> str:
     name = f"byte_row_{form}{spec.suffix}"
     if name in module.functions:
         return name
-    fn = Fn(module, name, [("src", PTR), ("stride", I64), ("k", I64), ("dst", PTR), ("lost", PTR)], explicit=True)
+    fn = Fn(module, name, [("src", PTR), ("stride", I64), ("k", I64), ("dst", PTR), ("lost", PTR)], noinline=True)
     src, stride, k, dst, lost = fn.args
     size, lanes = bytes_of_vector(spec), fn.lanes
     whole = fn.mul(fn.divu(k, size), size)
@@ -246,7 +246,7 @@ def _emit_strip(module: KernelModule, spec: TileSpec, rows: int) -> str:
     name = f"byte_strip_{rows}{spec.suffix}"
     if name in module.functions:
         return name
-    fn = Fn(module, name, [*_ARGS, ("columns", I64)], explicit=True)
+    fn = Fn(module, name, [*_ARGS, ("columns", I64)], noinline=True)
     a, lda, lost, b, ldb, k, tile, columns = fn.args
     size, lanes = bytes_of_vector(spec), fn.lanes
     for r in range(rows):
@@ -308,7 +308,7 @@ def _emit_columns(module: KernelModule, spec: TileSpec, rows: int, count: int) -
     name = f"byte_columns_{rows}_{count}{spec.suffix}"
     if name in module.functions:
         return name
-    fn = Fn(module, name, _ARGS, explicit=True)
+    fn = Fn(module, name, _ARGS, noinline=True)
     a, lda, lost, b, ldb, k, tile = fn.args
     size, lanes, nr = bytes_of_vector(spec), fn.lanes, spec.nr(I8)
     ty = vec(I32, lanes)

@@ -68,7 +68,7 @@ class _PanelPacking:
         self.lanes, self.columns = spec.lanes(elem), spec.panel(elem)
         self.pack_rows = emit_pack_rows(module, elem, spec)
         sizes = [(x, I64) for x in ("k_stride", "n_stride", "width", "k")]
-        self.fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR), ("steps_ahead", I64)], explicit=True)
+        self.fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR), ("steps_ahead", I64)], noinline=True)
         self.src, self.k_stride, self.n_stride, self.width, self.k, self.dst, steps_ahead = self.fn.args
         self.rows_ahead = self.fn.mul(steps_ahead, depth(elem))
         self.zero = self.fn.const(0, vec(memory_type(elem), self.lanes))
@@ -196,7 +196,7 @@ def emit_pack_b_panels(module: KernelModule, elem: str, spec: TileSpec) -> str:
     if name in module.functions:
         return name
     sizes = [(x, I64) for x in ("k_stride", "n_stride", "width", "k")]
-    fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR), ("pitch", I64)], explicit=True)
+    fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR), ("pitch", I64)], noinline=True)
     src, sk, sn, width, k, dst, pitch = fn.args
     each, columns, of, pack = depth(elem), spec.panel(elem), unit(elem), emit_pack_b_panel(module, elem, spec)
     whole, lanes = fn.divu(k, each), spec.target.lanes(of)

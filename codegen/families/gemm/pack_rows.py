@@ -47,7 +47,7 @@ class _RowsPacking:
 
     def __init__(self, module: KernelModule, name: str, elem: str, lanes: int, flip: bool, wide: bool) -> None:
         self.elem, self.lanes, self.flip, self.wide = elem, lanes, flip, wide
-        self.fn = fn = Fn(module, name, _PACK_ROWS_ARGS, explicit=True)
+        self.fn = fn = Fn(module, name, _PACK_ROWS_ARGS, noinline=True)
         self.src, self.row_stride, self.k_stride, self.rows, self.k, self.dst, self.ld = fn.args
         self.mask = fn.tail_mask(fn.max(self.rows, 0), lanes)
         self.zero = fn.const(0, vec(memory_type(elem), lanes))
@@ -203,7 +203,7 @@ def emit_widen_rows(module: KernelModule, spec: TileSpec) -> str:
     if name in module.functions:
         return name
     sizes = [(x, I64) for x in ("row_stride", "rows", "k")]
-    fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR), ("ld", I64)], explicit=True)
+    fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR), ("ld", I64)], noinline=True)
     src, row_stride, rows, k, dst, ld = fn.args
     lanes = spec.lanes(F16)
     ty = vec(memory_type(F16), lanes)

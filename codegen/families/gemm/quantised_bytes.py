@@ -81,7 +81,7 @@ def _emit_to_bytes(module: KernelModule, *, rounds: bool) -> str:
     if name in module.functions:
         return name
     names = [("x", PTR), ("size", I64), ("dst", PTR), ("pitch", I64), ("info", PTR), ("weight", I32)]
-    fn = Fn(module, name, names, explicit=True)
+    fn = Fn(module, name, names, noinline=True)
     x, size, dst, pitch, info, weight = fn.args
     one = fn.const(1.0, F32)
     scaled = _scales(fn, x, size) if rounds else _Scaled(one, one)
@@ -115,7 +115,7 @@ def emit_round_row(module: KernelModule) -> str:
     name = "round_row"
     if name in module.functions:
         return name
-    fn = Fn(module, name, [("x", PTR), ("groups", I64), ("group", I64), ("block", I64)], explicit=True)
+    fn = Fn(module, name, [("x", PTR), ("groups", I64), ("group", I64), ("block", I64)], noinline=True)
     x, groups, group, block = fn.args
     with fn.loop(0, groups) as g, fn.loop(0, group, block) as b:
         at = fn.gep(x, fn.add(fn.mul(g.iv, group), b.iv), F32)
@@ -161,7 +161,7 @@ def _emit_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
     if name in module.functions:
         return name
     names = [("rows", PTR), ("info", PTR), ("panel", PTR), ("groups", I64), ("units", I64), ("block", I64)]
-    fn = Fn(module, name, [*names, ("tile", PTR), ("ahead", I64)], explicit=True)
+    fn = Fn(module, name, [*names, ("tile", PTR), ("ahead", I64)], noinline=True)
     vectors = COLUMNS // fn.lanes
     nv = vectors
     while nv > 1 and rows * nv > fn.target.registers - 3 * nv - 2:

@@ -195,7 +195,7 @@ def emit_decode_panel(module: KernelModule, coding: Coding, elem: str = F32) -> 
     if name in module.functions:
         return name
     form = coding.form
-    fn = Fn(module, name, [("panel", PTR), ("units", I64), ("first", I64), ("count", I64), ("dst", PTR)], explicit=True)
+    fn = Fn(module, name, [("panel", PTR), ("units", I64), ("first", I64), ("count", I64), ("dst", PTR)], noinline=True)
     panel, units, first, count, dst = fn.args
     lanes, each = fn.lanes, 1 if elem == F32 else 2
     nv, down = COLUMNS // lanes, 1 / scaled_by(form)

@@ -88,7 +88,7 @@ def emit_split(module: KernelModule) -> str:
     if name in module.functions:
         return name
     names = [("x", PTR), ("size", I64), ("dst", PTR), ("info", PTR), ("weight", I32), ("exponent", I32)]
-    fn = Fn(module, name, names, I32, explicit=True)
+    fn = Fn(module, name, names, I32, noinline=True)
     x, size, dst, info, weight, largest = fn.args
     four = vec(I32, 4)
     main = fn.mul(fn.divu(size, fn.lanes), fn.lanes)
@@ -157,7 +157,7 @@ def emit_dot_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
     if name in module.functions:
         return name
     names = [("limbs", PTR), ("info", PTR), ("ld", I64), ("panel", PTR), ("groups", I64), ("units", I64)]
-    fn = Fn(module, name, [*names, ("block", I64), ("tile", PTR), ("ahead", I64)], explicit=True)
+    fn = Fn(module, name, [*names, ("block", I64), ("tile", PTR), ("ahead", I64)], noinline=True)
     lanes = fn.lanes
     vectors = COLUMNS // lanes
     # As many columns at a time as leave registers for codes.

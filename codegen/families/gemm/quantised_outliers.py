@@ -40,7 +40,7 @@ def emit_limbs(module: KernelModule) -> str:
     if name in module.functions:
         return name
     names = [("x", PTR), ("size", I64), ("dst", PTR), ("info", PTR), ("weight", I32), ("k0", I32), ("list", PTR), ("most", I32)]
-    fn = Fn(module, name, names, I32, explicit=True)
+    fn = Fn(module, name, names, I32, noinline=True)
     x, size, dst, info, weight, k0, found, most = fn.args
     split = emit_split(module)
 
@@ -110,7 +110,7 @@ def emit_outliers(module: KernelModule, coding: Coding) -> str:
     if name in module.functions:
         return name
     form = coding.form
-    fn = Fn(module, name, [("list", PTR), ("panel", PTR), ("units", I64), ("tile", PTR)], explicit=True)
+    fn = Fn(module, name, [("list", PTR), ("panel", PTR), ("units", I64), ("tile", PTR)], noinline=True)
     found, panel, units, tile = fn.args
     lanes = fn.lanes
     group = fn.max(fn.mul(units, form.depth), 1)

@@ -82,7 +82,7 @@ def emit_widen_row(module: KernelModule, elem: str) -> str:
     name = f"widen_row_{elem}"
     if name in module.functions:
         return name
-    fn = Fn(module, name, [("src", PTR), ("stride", I64), ("k", I64), ("to", I64), ("dst", PTR)], explicit=True)
+    fn = Fn(module, name, [("src", PTR), ("stride", I64), ("k", I64), ("to", I64), ("dst", PTR)], noinline=True)
     src, stride, k, to, dst = fn.args
     lanes = fn.lanes
 
@@ -116,7 +116,7 @@ def emit_tame_row(module: KernelModule) -> str:
     name = "tame_row"
     if name in module.functions:
         return name
-    fn = Fn(module, name, [("x", PTR), ("k", I64), ("up", PTR)], explicit=True)
+    fn = Fn(module, name, [("x", PTR), ("k", I64), ("up", PTR)], noinline=True)
     x, k, up = fn.args
     main = fn.mul(fn.divu(k, fn.lanes), fn.lanes)
 
@@ -172,7 +172,7 @@ class _RowKernel:
 
     def __init__(self, module: KernelModule, name: str, coding: Coding, rows: int) -> None:
         self.coding, self.rows, form = coding, rows, coding.form
-        self.fn = fn = Fn(module, name, _ROW_ARGS, explicit=True)
+        self.fn = fn = Fn(module, name, _ROW_ARGS, noinline=True)
         self.a, self.lda, self.ups, self.panel, self.groups, self.units, self.tile, self.ahead = fn.args
         self.nv = _vectors(fn.target, form, rows)
         n, registers = rows * self.nv, fn.target.registers

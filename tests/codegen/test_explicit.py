@@ -1,0 +1,91 @@
+"""Explicit functions (`Fn`) are optimised by a short order of passes: their loops are those that LLVM's whole order makes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from dhlo.codegen.backends.cpu import llvm
+from dhlo.codegen.families.gemm.microkernel import emit_shared_table
+from dhlo.codegen.families.gemm.register_tile import tile_spec
+from dhlo.codegen.kernel_ir.builder import EXPLICIT, F32, F64, I64, PTR, Fn, KernelModule, Linkage
+from dhlo.codegen.kernel_ir.split import split_module
+from dhlo.codegen.target import Target, parse_target
+
+
+def innermost_loops(assembly: str) -> dict[str, list[int]]:
+    """Instructions of each loop that has none inside, by function, of x86 assembly."""
+    out: dict[str, list[int]] = {}
+    for name, body in re.findall(r"^(\w[\w.$]*):$\n(.*?)^\.Lfunc_end", assembly, re.MULTILINE | re.DOTALL):
+        lines = [line.split("#")[0].strip() for line in body.split("\n")]
+        lines = [line for line in lines if line and (not line.startswith(".") or line.endswith(":"))]
+        labels = {line[:-1]: i for i, line in enumerate(lines) if line.endswith(":")}
+        jumps = [(labels[line.split()[-1]], i) for i, line in enumerate(lines) if line[0] == "j" and line.split()[-1] in labels]
+        loops = [(first, last) for first, last in jumps if first < last]
+        inner = [(a, b) for a, b in loops if not any((c, d) != (a, b) and a <= c and d <= b for c, d in loops)]
+        out[name] = [sum(not line.endswith(":") for line in lines[a : b + 1]) for a, b in inner]
+    return out
+
+
+def assembly(module: KernelModule, target: Target) -> str:
+    visible = {n: replace(f, linkage=Linkage.EXPORTED) for n, f in module.functions.items() if f.linkage is Linkage.INTERNAL}
+    module.functions.update(visible)
+    optimised, machine = llvm.optimise(llvm.lower_to_llvm_ir(module.text(), target), target)
+    return str(machine.emit_assembly(optimised))
+
+
+def tiles(target: Target, elem: str) -> KernelModule:
+    module = KernelModule(target)
+    emit_shared_table(module, elem, placed=elem, spec=tile_spec(target), packing=True)
+    return module
+
+
+@pytest.mark.parametrize("elem", [F32, F64])
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+def test_loops_of_tiles_lose_nothing(level: str, elem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = parse_target(level)
+    short = innermost_loops(assembly(tiles(target, elem), target))
+    monkeypatch.setattr(llvm, "_is_explicit", lambda module: False)
+    whole = innermost_loops(assembly(tiles(target, elem), target))
+    kernels = [name for name in whole if name.startswith("ukr_")]
+    assert len(kernels) > 2 and all(f.explicit for f in tiles(target, elem).functions.values())
+    for name in kernels:
+        assert len(short[name]) == len(whole[name]) > 0
+        assert sum(short[name]) <= 1.02 * sum(whole[name]) + 1
+
+
+def two_callers() -> KernelModule:
+    """Two kernels that call one that is explicit, whose loop has values that are the same in each step."""
+    module = KernelModule(parse_target("x86-64-v3"))
+    module.add_constant("table", "(dense<[1, 2]> : vector<2xi64>) : vector<2xi64>")
+    inner = Fn(module, "inner", [("x", PTR), ("n", I64)], explicit=True)
+    with inner.loop(0, inner.args[1]) as loop:
+        inner.store(inner.load(inner.address_of("table"), I64), inner.gep(inner.args[0], loop.iv, I64))
+    inner.done()
+    for name in ("first", "second"):
+        fn = Fn(module, name, [("x", PTR)])
+        fn.call("inner", [fn.args[0], fn.load(fn.address_of("table"), I64)])
+        fn.done()
+    host = Fn(module, "run", [("x", PTR)], internal=False, explicit=True)
+    for name in ("first", "second"):
+        host.call(name, [host.args[0]])
+    host.done()
+    return module
+
+
+def test_explicit_functions_are_parts_of_their_own() -> None:
+    """The host program is the first part; constants, which both sides read, are copied to each."""
+    host, callers, explicit = (part.text for part in split_module(two_callers(), 2))
+    assert "func @run" in host and "@first" in host and "func internal" not in host
+    assert "func @first" in callers and "func @second" in callers and callers.count("constant @table") == 1
+    assert "func @inner" in explicit and "func @first" not in explicit and explicit.count("constant @table") == 1
+    assert [text.count(EXPLICIT) for text in (host, callers, explicit)] == [1, 0, 1]
+
+
+def test_parts_of_explicit_functions_are_recognised() -> None:
+    target = parse_target("x86-64-v3")
+    for part in split_module(two_callers(), 2):
+        module, _ = llvm.optimise(llvm.lower_to_llvm_ir(part.text, target), target)
+        assert llvm._is_explicit(module) == (EXPLICIT in part.text)

@@ -1,13 +1,16 @@
-"""Explicit functions (`Fn`) are optimised by a short order of passes: their loops are those that LLVM's whole order makes."""
+"""Explicit functions (`Fn`) are optimised by a short order of passes: their loops are those that LLVM's whole order makes. Threads
+make code at once."""
 
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from dhlo.codegen.backends.cpu import llvm
+from dhlo.codegen.backends.cpu.unlocked import emit_object
 from dhlo.codegen.families.gemm.microkernel import emit_shared_table
 from dhlo.codegen.families.gemm.register_tile import tile_spec
 from dhlo.codegen.kernel_ir.builder import EXPLICIT, F32, F64, I64, PTR, Fn, KernelModule, Linkage
@@ -29,17 +32,17 @@ def innermost_loops(assembly: str) -> dict[str, list[int]]:
     return out
 
 
-def assembly(module: KernelModule, target: Target) -> str:
-    visible = {n: replace(f, linkage=Linkage.EXPORTED) for n, f in module.functions.items() if f.linkage is Linkage.INTERNAL}
-    module.functions.update(visible)
-    optimised, machine = llvm.optimise(llvm.lower_to_llvm_ir(module.text(), target), target)
-    return str(machine.emit_assembly(optimised))
-
-
 def tiles(target: Target, elem: str) -> KernelModule:
+    """Micro-kernels of products, which LLVM doesn't drop for want of callers."""
     module = KernelModule(target)
     emit_shared_table(module, elem, placed=elem, spec=tile_spec(target), packing=True)
+    module.functions.update({name: replace(f, linkage=Linkage.EXPORTED) for name, f in module.functions.items()})
     return module
+
+
+def assembly(module: KernelModule, target: Target) -> str:
+    optimised, machine = llvm.optimise(llvm.lower_to_llvm_ir(module.text(), target), target)
+    return str(machine.emit_assembly(optimised))
 
 
 @pytest.mark.parametrize("elem", [F32, F64])
@@ -89,3 +92,18 @@ def test_parts_of_explicit_functions_are_recognised() -> None:
     for part in split_module(two_callers(), 2):
         module, _ = llvm.optimise(llvm.lower_to_llvm_ir(part.text, target), target)
         assert llvm._is_explicit(module) == (EXPLICIT in part.text)
+
+
+def test_threads_make_the_same_code() -> None:
+    """Several at once, which llvmlite would let in one by one, make what one makes alone."""
+    targets = [parse_target(level) for level in ("x86-64-v3", "x86-64-v4")]
+    texts = [(llvm.lower_to_llvm_ir(tiles(t, elem).text(), t), t) for t in targets for elem in (F32, F64)]
+
+    def make(made: tuple[str, Target]) -> bytes:
+        module, machine = llvm.optimise(*made)
+        return emit_object(machine, module)
+
+    alone = [make(x) for x in texts]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(make, 3 * texts)) == 3 * alone
+    assert len(set(alone)) == len(texts)

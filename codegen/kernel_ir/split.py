@@ -28,18 +28,16 @@ def split_module(module: KernelModule, parts: int) -> list[Part]:
     first holds the host program, which is the function that is exported. What other parts use is visible to them, and hidden from
     the model's users when it is linked."""
     symbols = {**module.globals, **module.functions}
-    roots = [n for n, s in symbols.items() if not _is_copied(s)]
-    groups = sorted(_components(roots, symbols), key=lambda g: -_weight(g, symbols))
-    host = [n for n in roots if _is_host(symbols[n])]
-    kernels = [g for g in groups if not any(n in host for n in g)]
-    large = [g for g in kernels if _weight(g, symbols) >= _LARGE]
+    host = [n for n, s in symbols.items() if _is_host(s)]
+    kernels = [n for n, s in symbols.items() if not _is_host(s) and not _is_copied(s)]
+    groups = sorted(_components(kernels, symbols), key=lambda g: -_weight(g, symbols))
+    large = [g for g in groups if _weight(g, symbols) >= _LARGE]
     bins: list[list[str]] = [[] for _ in range(max(1, parts - 1))]
     explicit: list[str] = []
-    for g in kernels:
-        if g not in large:
-            ours, others = _by_form(g, symbols)
-            explicit += ours
-            min(bins, key=lambda b: _weight(b, symbols)).extend(others)
+    for g in groups[len(large) :]:
+        ours, others = _by_form(g, symbols)
+        explicit += ours
+        min(bins, key=lambda b: _weight(b, symbols)).extend(others)
     common = [Part(_text(symbols, names), common=True) for g in large for names in _by_form(g, symbols) if names]
     return [Part(_text(symbols, host)), *common, *(Part(_text(symbols, b)) for b in (*bins, explicit) if b)]
 
@@ -63,9 +61,9 @@ def _weight(names: Iterable[str], symbols: Mapping[str, Symbol]) -> int:
     return sum(len(symbols[n].body) for n in names)
 
 
-def _components(roots: list[str], symbols: Mapping[str, Symbol]) -> list[list[str]]:
-    """Connected sets of symbols, not counting the references from the host program, which may cross parts."""
-    parent = {n: n for n in roots}
+def _components(kernels: list[str], symbols: Mapping[str, Symbol]) -> list[list[str]]:
+    """Connected sets of functions."""
+    parent = {n: n for n in kernels}
 
     def find(n: str) -> str:
         while parent[n] != n:
@@ -81,14 +79,12 @@ def _components(roots: list[str], symbols: Mapping[str, Symbol]) -> list[list[st
                     reach(m, seen)
         return seen
 
-    for n in roots:
-        if _is_host(symbols[n]):
-            continue
+    for n in kernels:
         for m in reach(n, set()):
             if m in parent:
                 parent[find(m)] = find(n)
     out: dict[str, list[str]] = {}
-    for n in roots:
+    for n in kernels:
         out.setdefault(find(n), []).append(n)
     return list(out.values())
 

@@ -144,6 +144,7 @@ def _tidying() -> llvm.ModulePassManager:
     passes.add_new_gvn_pass()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
+    passes.add_post_order_function_attributes_pass()  # what can't throw takes no tables for unwinding
     passes.add_global_dead_code_eliminate_pass()
     return passes
 

@@ -3,12 +3,15 @@ make code at once."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+import torch
 
+import dhlo
 from dhlo.codegen.backends.cpu import llvm
 from dhlo.codegen.backends.cpu.unlocked import emit_object
 from dhlo.codegen.families.gemm.microkernel import emit_shared_table
@@ -107,3 +110,17 @@ def test_threads_make_the_same_code() -> None:
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(make, 3 * texts)) == 3 * alone
     assert len(set(alone)) == len(texts)
+
+
+@pytest.mark.slow
+def test_programs_of_many_layers() -> None:
+    """A host program is one function, however long; passes that ask a value too often have ended the process."""
+    sizes = [20 + i % 7 for i in range(152)]
+    layers = [
+        layer
+        for i, (n, m) in enumerate(itertools.pairwise(sizes))
+        for layer in (torch.nn.Linear(n, m), torch.nn.Tanh() if i % 3 else torch.nn.LayerNorm(m))
+    ]
+    model, x = torch.nn.Sequential(*layers).eval(), torch.randn(3, 20)
+    compiled = dhlo.compile(torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},)))
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-4)

@@ -60,9 +60,9 @@ class Fn(Arithmetic):
     """Builds one function. Finish with `done()`, which adds it to the module.
 
     `args` are (name, type) pairs; `results` at most one type. `inline` functions are always inlined and not exported, `noinline`
-    ones never. `explicit` ones, which aren't either, are written as the machine is to run them, as micro-kernels and host programs
-    are: LLVM tidies them up and looks for nothing else, which takes half of the time. Loops over places of an image aren't: what
-    is the same in each of them is for LLVM to find.
+    ones never. `explicit` ones, which aren't either, are written as the machine is to run them, as micro-kernels are: LLVM tidies
+    them up and looks for nothing else, which takes half of the time. Host programs and loops over places of an image aren't: what
+    is the same in several steps is for LLVM to find.
     """
 
     def __init__(

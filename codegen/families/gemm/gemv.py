@@ -18,6 +18,7 @@ from dhlo.codegen.target import LINE_BYTES
 __all__ = [
     "BESIDE",
     "FROM_MEMORY",
+    "PART_DEPTH",
     "STREAM_FACTS",
     "STREAM_ROWS",
     "STRIP_ROWS",
@@ -25,6 +26,7 @@ __all__ = [
     "emit_stream_kernel",
     "narrow_columns",
     "stream_scratch_bytes",
+    "waiting_sums",
 ]
 
 STREAM_ROWS: Final = {F32: 36, F64: 36, F16: 36, BF16: 4}
@@ -34,6 +36,9 @@ dot products then read."""
 STREAM_FACTS: Final = ("l2_bytes", "ahead_one", "ahead_few")
 """Facts of the machine that the kernel takes: the size of the second-level cache, and how many bytes ahead a pass prefetches B, for
 one row and for more."""
+
+PART_DEPTH: Final = 64
+"""Rows of B of a part of it that groups of rows take in turn, at least, where there are few parts."""
 
 WHOLE_ROWS, FROM_MEMORY, BESIDE = 1, 2, 3
 """How B is read: 0, in passes over all of k; in whole rows; in whole rows that are prefetched, as they come from memory; in passes
@@ -48,8 +53,8 @@ _NARROWEST, _NARROW = 2, 4
 # first group brings it beside the next one and the sums, and columns whose sums of all rows take so many bytes. A part has at
 # least so many rows of B.
 _PART_SHARE, _SUMS_BYTES, _LEAST_DEPTH = 8, 64 << 10, 16
-# Nothing has fetched the first part: there are so many at least, if they have so many rows of B then.
-_LEAST_PARTS, _PART_DEPTH = 8, 64
+# Nothing has fetched the first part: there are so many at least, if they have PART_DEPTH rows of B then.
+_LEAST_PARTS = 8
 
 
 def _vectors(rows: int, spec: TileSpec) -> int:
@@ -78,6 +83,11 @@ def stream_scratch_bytes(elem: str, spec: TileSpec) -> int:
     """Scratch: a strip, the sums of a pass, or those of groups of rows."""
     nbytes = max(spec.target.registers * spec.lanes(elem), _strip(elem)) * BITS[accumulator(elem)] // 8
     return max(nbytes, _SUMS_BYTES) if STREAM_ROWS[elem] > STRIP_ROWS else nbytes
+
+
+def waiting_sums(elem: str) -> int:
+    """Sums of all rows that wait for the next part."""
+    return _SUMS_BYTES * 8 // BITS[accumulator(elem)]
 
 
 def _may_place(elem: str) -> bool:
@@ -133,7 +143,8 @@ class _Item:
         # Rows needn't begin with a line, and the first one of the next columns is the last one of these.
         later = fn.select(self.beside, columns + LINE_BYTES * 8 // BITS[elem] - 1, later)
         sums, ld = self.place(column, columns)
-        fn.call(kernel, [self.a, self.a_stride, b, self.b_stride, self.k, sums, ld, width or fn.i64(0), later, fn.i64(0)])
+        numbers, fetched = [self.k, sums, ld, width or fn.i64(0), fn.i64(0)], [fn.gep(b, later, elem), self.b_stride]
+        fn.call(kernel, [self.a, self.a_stride, b, self.b_stride, *numbers, *fetched])
         with self.unplaced():
             self.finish(columns, 0, self.m, column, columns if width is None else width)
 
@@ -272,14 +283,14 @@ def _emit_row_groups(item: _Item, heights: range, begin: V, end: V, *, far: bool
     lanes, nbytes = item.spec.lanes(elem), BITS[accumulator(elem)] // 8
     step = widest_pass * lanes
     groups = fn.ceildivu(item.m, heights[-1])
-    widest = fn.mul(fn.divu(fn.i64(_SUMS_BYTES // nbytes // step), item.m), step)
+    widest = fn.mul(fn.divu(fn.i64(waiting_sums(elem) // step), item.m), step)
     with fn.loop(begin, end, widest) as strip:
         columns = fn.min(fn.sub(end, strip.iv), widest)
         sums, ld = item.place(strip.iv, fn.mul(fn.ceildivu(columns, lanes), lanes))
         row_share = fn.mul(columns, _PART_SHARE * nbytes)
         depth = fn.max(item.k, 1)
         if far:
-            several = fn.max(fn.ceildivu(item.k, _LEAST_PARTS), _PART_DEPTH)
+            several = fn.max(fn.ceildivu(item.k, _LEAST_PARTS), PART_DEPTH)
             depth = fn.max(fn.min(fn.divu(item.l2_bytes, row_share), several), _LEAST_DEPTH)
         whole = fn.divu(columns, step)
         rest = fn.sub(columns, fn.mul(whole, step))
@@ -287,27 +298,28 @@ def _emit_row_groups(item: _Item, heights: range, begin: V, end: V, *, far: bool
             first = part.iv
             size, adds = fn.min(fn.sub(item.k, first), depth), fn.cast(fn.cmp("gt", first, 0), I64, signed=False)
             down = fn.mul(item.b_stride, first)
-            if far:  # the next part of these columns, or after the last the first one of the next columns
-                last = fn.cmp("ge", fn.add(first, depth), item.k)
-                later = fn.select(last, fn.sub(widest, down), fn.mul(item.b_stride, depth))
-            else:
-                later = fn.mul(item.b_stride, fn.max(fn.divu(item.ahead_few, step * BITS[elem] // 8), 1))
+            fetched = partial(_fetched_part, item, strip.iv, columns, first, depth, size) if far else None
 
-            def groups_of(column: V, vectors: int, width: V | None, size: V = size, adds: V = adds, later: V = later) -> None:
+            def groups_of(column: V, vectors: int, width: V | None, size: V = size, adds: V = adds, down: V = down) -> None:
                 b = fn.gep(item.b, fn.add(fn.add(strip.iv, column), down), elem)
+                if fetched is None:
+                    later = fn.mul(item.b_stride, fn.max(fn.divu(item.ahead_few, step * BITS[elem] // 8), 1))
+                    ahead, pace = fn.gep(b, later, elem), item.b_stride
+                else:
+                    ahead, pace = fetched(column, vectors * lanes)
                 with fn.loop(0, groups) as g:
                     row, high = item.rows_of(g.iv, groups)
                     a = fn.gep(item.a, fn.add(fn.mul(item.a_stride, row), first), elem)
                     tile = fn.gep(sums, fn.add(fn.mul(row, ld), column), accumulator(elem))
                     line = LINE_BYTES * 8 // BITS[elem]
-                    lines = -(-vectors * lanes // line) if shared else 1
-                    ahead = fn.select(fn.cmp("lt", g.iv, lines), fn.add(later, fn.mul(g.iv, line)), 0)
-                    numbers = [ld, width or fn.i64(0), ahead, adds]
+                    mine = fn.cmp("lt", g.iv, -(-vectors * lanes // line) if shared else 1)
+                    there = fn.select(mine, fn.gep(ahead, fn.mul(g.iv, line), elem), b)
+                    numbers = [size, tile, ld, width or fn.i64(0), adds, there, fn.select(mine, pace, item.b_stride)]
                     for rows in heights:
                         with fn.when(fn.cmp("eq", high, rows)):
                             form = {"part": width is not None, "far": far or shared, "shared": shared}
                             kernel = emit_pass(fn.module, elem, rows, vectors, item.spec, **form)
-                            fn.call(kernel, [a, item.a_stride, b, item.b_stride, size, tile, *numbers])
+                            fn.call(kernel, [a, item.a_stride, b, item.b_stride, *numbers])
 
             with fn.loop(0, whole) as p:
                 groups_of(fn.mul(p.iv, step), widest_pass, None)
@@ -317,3 +329,17 @@ def _emit_row_groups(item: _Item, heights: range, begin: V, end: V, *, far: bool
         with item.unplaced(), fn.loop(0, groups) as g:
             row, high = item.rows_of(g.iv, groups)
             item.finish(ld, row, high, strip.iv, columns, fn.gep(item.tile, fn.mul(row, ld), accumulator(elem)))
+
+
+def _fetched_part(item: _Item, strip: V, columns: V, first: V, depth: V, size: V, column: V, step: int) -> tuple[V, V]:
+    """What a pass over `step` columns and `size` rows of a part, the `first` one of B and those below, prefetches: an address, and
+    how far apart the pieces of its rows are. That is the same piece of the next part, `depth` rows on; after the last one the first
+    part's of the columns behind the strip. Where rows of B lie one behind the other, so do parts and matrices of a batch, and all
+    passes together prefetch the next part in the order of memory, which the hardware follows."""
+    fn, elem = item.fn, item.elem
+    down, next_part = fn.mul(item.b_stride, first), fn.mul(item.b_stride, depth)
+    later = fn.select(fn.cmp("ge", fn.add(first, depth), item.k), fn.sub(columns, down), next_part)
+    piece = fn.add(fn.add(strip, column), fn.add(down, later))
+    behind = fn.add(fn.add(down, next_part), fn.mul(column, size))
+    linear = fn.cmp("eq", columns, item.b_stride)
+    return fn.gep(item.b, fn.select(linear, behind, piece), elem), fn.select(linear, fn.i64(step), item.b_stride)

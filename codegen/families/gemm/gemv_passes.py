@@ -51,17 +51,17 @@ def emit_pass(
     far: bool = False,
     shared: bool = False,
 ) -> str:
-    """`stream_{elem}_{rows}_{vectors}(a, lda, b, ldb, k, tile, ld, width, later, accumulate)`: tile[rows][ld] = A times columns of
-    B, added to what is there if `accumulate`: `vectors` of them, of which the matrix has only `width` in the variant for a `part`,
-    which neither reads nor writes others. Beside each row of B what is `later` elements on is prefetched, to the second level if
-    `far`; of what is `shared` with other passes a line alone."""
+    """`stream_{elem}_{rows}_{vectors}(a, lda, b, ldb, k, tile, ld, width, accumulate, ahead, pace)`: tile[rows][ld] = A times
+    columns of B, added to what is there if `accumulate`: `vectors` of them, of which the matrix has only `width` in the variant for
+    a `part`, which neither reads nor writes others. Beside each row of B as much is prefetched at `ahead`, `pace` elements further
+    on for each, to the second level if `far`; of what is `shared` with other passes a line alone."""
     name = f"stream_{elem}_{rows}_{vectors}{'_part' if part else ''}{'_far' if far else ''}{'_shared' if shared else ''}"
     if name in module.functions:
         return name
-    numbers = [(x, I64) for x in ("ld", "width", "later", "accumulate")]
-    args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), *numbers]
+    numbers = [(x, I64) for x in ("ld", "width", "accumulate")]
+    args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), *numbers, ("ahead", PTR), ("pace", I64)]
     fn = Fn(module, name, args, explicit=True)
-    a, lda, b, ldb, k, tile, ld, width, later, accumulate = fn.args
+    a, lda, b, ldb, k, tile, ld, width, accumulate, ahead, pace = fn.args
     lanes = spec.lanes(elem)
     ty = vec(accumulator(elem), lanes)
     masks = [fn.tail_mask(fn.sub(width, v * lanes), lanes) if part else None for v in range(vectors)]
@@ -79,7 +79,7 @@ def emit_pass(
 
     def add_step(at: V, factor: Callable[[int], V], sums: Sequence[V]) -> list[V]:
         row = fn.gep(b, fn.mul(at, ldb), elem)
-        next_row = fn.gep(row, later, elem)
+        next_row = fn.gep(ahead, fn.mul(at, pace), elem)
 
         def column(v: int) -> V:
             if v == 0 or not shared:

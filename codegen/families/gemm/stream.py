@@ -8,6 +8,7 @@ from dhlo.codegen.families.box import cycles_from_memory, l3_is_slow, wake_cycle
 from dhlo.codegen.families.gemm.gemv import (
     BESIDE,
     FROM_MEMORY,
+    PART_DEPTH,
     STREAM_FACTS,
     STREAM_ROWS,
     STRIP_ROWS,
@@ -15,6 +16,7 @@ from dhlo.codegen.families.gemm.gemv import (
     emit_stream_kernel,
     narrow_columns,
     stream_scratch_bytes,
+    waiting_sums,
 )
 from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.parts import count_stream_parts, emit_store_part, launch_join, store_part_args
@@ -40,14 +42,17 @@ _PASSES_OF_SHORT_ROWS = 4
 # columns for each row, but no more than so many, at least: from the caches strips are as fast as passes then, from memory faster.
 # Found on a Zen 4: no fact of the machine says from which length on a stream has paid for its start.
 _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
-# B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
-# Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
+# Whether B comes from memory depends on what has been in the caches since it was written. Read as from memory it takes 0.25 to 0.8
+# of the time from there, and 1.0 to 1.06 (strips 1.2) from the second-level cache. So it is read so where prefetches have somewhere
+# to reach: for more rows than wait in strips, if B has more steps than a part or lies in one piece whose sums wait at once; for
+# strips, which load and prefetch more than they multiply, if B has more columns than a pass, and takes more than that cache or 2
+# bytes for each. Found on a Zen 4.
+# Where the third-level cache is as slow as memory B is read so where it takes more than so many eighths of that cache, alone or in
+# groups; or in columns of at least so many elements more than so many eighths of the second-level one, more than it holds, or in
+# longer ones of what it could hold; for up to so many rows: those alone, few, more, and the most. Found on a Granite Rapids: 11 x
+# 500 x 500 takes 0.78 of the time where B comes from the third, 1.12 where it's still in the second; in batches 29 of 12 x 251 x
+# 1,692 take 0.61, 24 of 6 x 48 x 6,763 0.70, but 4 of 5 x 42 x 15,768 1.29.
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
-# A third-level cache that is as slow as memory is read as memory is where B takes more than so many eighths of the second-level
-# one: more than it holds, in columns of at least so many elements, or of what it could hold, in longer ones; for up to so many
-# rows: those alone, few, more, and the most. Found on a Granite Rapids: 11 x 500 x 500 takes 0.78 of the time where B comes from
-# the third, 1.12 where it's still in the second; in batches 29 of 12 x 251 x 1,692 take 0.61, 24 of 6 x 48 x 6,763 0.70, but 4 of
-# 5 x 42 x 15,768 1.29.
 _SLOW_KEPT = 12, 1
 _SLOW_ROWS = {STRIP_ROWS: (1024, None), 7: (48, None), _FLAT_ROWS: (48, 384), max(STREAM_ROWS.values()): (16, 16)}
 # From so many rows on, in passes of two vectors, each fetches what the next one reads there: 12 x 76 x 3,325 takes 0.5 of the
@@ -158,17 +163,28 @@ def _order(host: HostContext, elem: str, x: Operands, chunk: V, columns: int) ->
     fn, m, n, k = host.fn, x.m, x.n, x.k
     nbytes = _nbytes(fn, elem, x)
     alone = fn.cmp("le", m, STRIP_ROWS)
-    eighths = fn.select(alone, fn.i64(_KEPT_EIGHTHS), _KEPT_OF_GROUPS)
+    far_strips = fn.cmp("gt", n, columns)
+    if BITS[elem] > 16:
+        far_strips = fn.and_(far_strips, fn.cmp("gt", nbytes, host.l2_bytes))
+    piece = fn.and_(fn.cmp("eq", fn.min(chunk, n), x.b_strides[2]), fn.cmp("le", n, fn.divu(waiting_sums(elem), fn.max(m, 1))))
+    far_groups = fn.or_(fn.cmp("gt", k, PART_DEPTH), piece)
+    far = fn.select(l3_is_slow(host), _is_far_where_slow(host, m, k, nbytes), fn.select(alone, far_strips, far_groups))
+    short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
+    long = fn.and_(alone, fn.cmp("ge", chunk, fn.min(fn.mul(m, _COLUMNS_OF_ROW), _COLUMNS_OF_STRIPS)))
+    long = fn.and_(long, fn.cmp("gt", nbytes, fn.divu(host.l2_bytes, _KEPT_BY_PASSES)))
+    near = fn.select(fn.cmp("ge", m, fn.select(l3_is_slow(host), fn.i64(_BESIDE_ROWS), STRIP_ROWS + 1)), fn.i64(BESIDE), 0)
+    return fn.select(fn.or_(far, short), fn.i64(FROM_MEMORY), fn.select(long, fn.i64(WHOLE_ROWS), near))
+
+
+def _is_far_where_slow(host: HostContext, m: V, k: V, nbytes: V) -> V:
+    """Whether B is read as from memory, where the third-level cache is as slow."""
+    fn = host.fn
     least, inside = fn.i64(0), fn.const(0, I1)
     for most, (depth, deep) in reversed(_SLOW_ROWS.items()):
         few = fn.cmp("le", m, most)
         least = fn.select(few, depth, least)
         inside = fn.select(few, fn.const(0, I1) if deep is None else fn.cmp("ge", k, deep), inside)
-    slow, kept = fn.and_(l3_is_slow(host), fn.cmp("ge", k, least)), fn.select(inside, fn.i64(_SLOW_KEPT[1]), _SLOW_KEPT[0])
-    in_l2, in_l3 = (fn.divu(fn.mul(x, y), 8) for x, y in ((host.l2_bytes, kept), (host.machine("l3_bytes"), eighths)))
-    far = fn.cmp("gt", nbytes, fn.select(slow, in_l2, fn.max(in_l3, host.l2_bytes)))
-    short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
-    long = fn.and_(alone, fn.cmp("ge", chunk, fn.min(fn.mul(m, _COLUMNS_OF_ROW), _COLUMNS_OF_STRIPS)))
-    long = fn.and_(long, fn.cmp("gt", nbytes, fn.divu(host.l2_bytes, _KEPT_BY_PASSES)))
-    near = fn.select(fn.and_(l3_is_slow(host), fn.cmp("ge", m, _BESIDE_ROWS)), fn.i64(BESIDE), 0)
-    return fn.select(fn.or_(far, short), fn.i64(FROM_MEMORY), fn.select(long, fn.i64(WHOLE_ROWS), near))
+    in_l2 = fn.mul(fn.divu(host.l2_bytes, 8), fn.select(inside, fn.i64(_SLOW_KEPT[1]), _SLOW_KEPT[0]))
+    eighths = fn.select(fn.cmp("le", m, STRIP_ROWS), fn.i64(_KEPT_EIGHTHS), _KEPT_OF_GROUPS)
+    in_l3 = fn.max(fn.divu(fn.mul(host.machine("l3_bytes"), eighths), 8), host.l2_bytes)
+    return fn.cmp("gt", nbytes, fn.select(fn.cmp("ge", k, least), in_l2, in_l3))

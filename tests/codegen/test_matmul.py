@@ -18,13 +18,14 @@ import torch
 
 from dhlo.codegen.backends.cpu.llvm import emit_assembly, lower_to_llvm_ir
 from dhlo.codegen.elementwise.rules import narrow
+from dhlo.codegen.families.gemm.gemv import BESIDE, FROM_MEMORY
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import SHARING_PANELS, emit_microkernel, emit_shared_table
 from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.pack import emit_pack_b_kernel, pack_b
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
-from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, accumulator, depth, result_type, tile_spec
+from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, accumulator, depth, result_type, tile_spec
 from dhlo.codegen.kernel_ir.abi import MACHINE, MACHINE_RANGES
 from dhlo.codegen.kernel_ir.builder import F32, F64, I8, I32, I64, PTR, Fn, KernelModule, Linkage, V, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
@@ -298,6 +299,9 @@ def test_few_rows_stream_b_in_place(elem: str) -> None:
         (9, 130, 700, 2),
         (3, 0, 5, 1),
         (8, 0, 5, 2),
+        (5, 130, 90, 3),
+        (8, 520, 64, 4),
+        (12, 100, 200, 5),
         # More rows of much depth.
         (13, 170, 1024, 1),
         (24, 260, 1100, 2),
@@ -313,10 +317,36 @@ def test_few_rows_stream_b_in_place(elem: str) -> None:
         for l3 in (0, 64 << 20):  # strips of larger ones, prefetched or not
             strips = run(a, b, packed=False, num_threads=1 + n % 2, l2_bytes=16 << 10, machine={"l3_bytes": l3})
             np.testing.assert_array_equal(strips, got)
-        far = run(a, b, packed=False, l2_bytes=4 * max(b.nbytes, 4 << 10), machine=SLOW_CACHE)
-        np.testing.assert_array_equal(far, got)
+        near = run(a, b, packed=False, l2_bytes=4 * max(b.nbytes, 4 << 10), machine=SLOW_CACHE)
+        np.testing.assert_array_equal(near, got)
+        dense = np.ascontiguousarray(b)  # parts of which are prefetched in the order of memory
+        np.testing.assert_array_equal(run(a, dense, packed=False, l2_bytes=64 << 10, num_threads=1 + n % 2, machine=ZEN5), got)
         bias = tensor(rng, (n,), accumulator(elem))  # sums that aren't the result wait in a tile
         check(run(a, b, packed=False, bias=bias, l2_bytes=(16 << 10) << 8 * (n % 2), machine={"l3_bytes": 0}), a, b, bias)
+
+
+def test_how_few_rows_read_b() -> None:
+    """As from memory where prefetches have somewhere to reach; else in passes, of which more than 4 rows fetch the next one's
+    columns. Where the third cache is slow, sizes decide."""
+    order, passes = 14, 0  # the kernel's argument
+    for elem, m, n, k, batch, fast, slow in (
+        (F32, 8, 391, 422, 3, FROM_MEMORY, FROM_MEMORY),
+        (F32, 8, 391, 64, 3, FROM_MEMORY, BESIDE),
+        (F32, 8, 3000, 64, 1, BESIDE, BESIDE),
+        (F32, 8, 3000, 65, 3, FROM_MEMORY, FROM_MEMORY),
+        (F32, 5, 30, 64, 3, FROM_MEMORY, passes),
+        (F32, 4, 391, 422, 1, passes, passes),
+        (F32, 4, 391, 422, 3, FROM_MEMORY, passes),
+        (F32, 4, 30, 18000, 3, passes, FROM_MEMORY),
+        (F16, 4, 391, 422, 1, FROM_MEMORY, passes),
+        (F16, 4, 30, 422, 1, passes, passes),
+    ):
+        strides = dict(zip(STRIDES, (0, m * k, k, 1, 0, k * n, n, 1), strict=True))
+        sizes = {"m": m, "n": n, "k": k, "bt0": 1, "bt1": batch, "l2_bytes": 1 << 20}
+        none = dict.fromkeys(("a", "b", "c", "bias", "ws"), 0)
+        for facts, want in ((ZEN5, fast), (SLOW_CACHE, slow)):
+            (launch,) = program(elem, False, False, TILES).record(**none, **sizes, **strides, **MEASURED | facts)
+            assert launch.args[order] == want, (elem, m, n, k, batch, want)
 
 
 def test_which_products_are_streamed() -> None:

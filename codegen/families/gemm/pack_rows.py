@@ -8,6 +8,7 @@ from dhlo.codegen.families.gemm.matrix_microkernel import emit_pack_matrix_rows
 from dhlo.codegen.families.gemm.multiply_add import as_vector_of, widened_pair
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, SIGN_BITS, TileSpec, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.target import LINE_BYTES
 
 __all__ = ["emit_pack_a_panel", "emit_pack_rows", "emit_widen_rows", "load_unit", "memory_type", "units", "widened_row"]
 
@@ -16,6 +17,9 @@ _PREFETCH_LOCALITY = 2
 # Rows of so many bytes are streams, which hardware fetches faster from a slow third-level cache: what a program asks for
 # waits for the few buffers of the first one. Found on a Granite Rapids: 17 rows by 4,096 x 1,024 take 0.73 of the time.
 _LONG_ROW = 2048
+# Rows that are widened lie as far apart as all of k, where a chunk of it is shorter: hardware finds each one anew. So those are
+# prefetched that come so many numbers later: 2 x 194 x 9,796 x 32 takes 0.89 to 0.95 of the time.
+_WIDENED_AHEAD = 2048
 
 
 def units(fn: Fn, k: V, elem: str) -> V:
@@ -207,15 +211,20 @@ def emit_widen_rows(module: KernelModule, spec: TileSpec) -> str:
     src, row_stride, rows, k, dst, ld = fn.args
     lanes = spec.lanes(F16)
     ty = vec(memory_type(F16), lanes)
-    whole = fn.mul(fn.divu(k, lanes), lanes)
-    rest = fn.tail_mask(fn.sub(k, whole), lanes)
+    line = max(LINE_BYTES * 8 // BITS[F16], lanes)
+    whole = fn.mul(fn.divu(k, line), line)
+    ahead = fn.add(fn.divu(fn.i64(_WIDENED_AHEAD), fn.max(k, 1)), 1)
+    later = fn.mul(row_stride, fn.select(fn.cmp("eq", row_stride, k), 0, ahead))
     with fn.loop(0, rows) as i:
         row, to = fn.gep(src, fn.mul(i.iv, row_stride), F16), fn.gep(dst, fn.mul(i.iv, ld), F32)
-        with fn.loop(0, whole, lanes) as at:
-            fn.store(_as_unit(fn, F16, fn.load(fn.gep(row, at.iv, F16), ty, BITS[F16] // 8)), fn.gep(to, at.iv, F32))
-        with fn.when(fn.cmp("lt", whole, k)):
-            x = fn.masked_load(fn.gep(row, whole, F16), rest, fn.const(0, ty))
-            fn.store(_as_unit(fn, F16, x), fn.gep(to, whole, F32))
+        with fn.loop(0, whole, line) as at:
+            fn.prefetch(fn.gep(fn.gep(row, later, F16), at.iv, F16))
+            for v in range(0, line, lanes):
+                x = fn.load(fn.gep(row, fn.add(at.iv, v), F16), ty, BITS[F16] // 8)
+                fn.store(_as_unit(fn, F16, x), fn.gep(to, fn.add(at.iv, v), F32))
+        with fn.loop(whole, k, lanes) as at:
+            x = fn.masked_load(fn.gep(row, at.iv, F16), fn.tail_mask(fn.sub(k, at.iv), lanes), fn.const(0, ty))
+            fn.store(_as_unit(fn, F16, x), fn.gep(to, at.iv, F32))
     fn.done()
     return name
 

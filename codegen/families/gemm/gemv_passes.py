@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, accumulator
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.target import LINE_BYTES
 
 __all__ = ["emit_pass", "emit_strip"]
 
@@ -162,7 +163,7 @@ def _add_products(
 
 def emit_strip(module: KernelModule, elem: str, rows: int, spec: TileSpec, *, far: bool) -> str:
     """`strip_{elem}_{rows}(a, lda, b, ldb, k, tile, columns)`: tile[rows][columns] = A times columns of B, its rows whole vectors
-    apart. The next rows of B are prefetched if it's `far`."""
+    apart. The next rows of B are prefetched if it's `far`, a line at a time."""
     name = f"strip_{elem}_{rows}{'_far' if far else ''}"
     if name in module.functions:
         return name
@@ -172,6 +173,9 @@ def emit_strip(module: KernelModule, elem: str, rows: int, spec: TileSpec, *, fa
     lanes, acc = spec.lanes(elem), accumulator(elem)
     ty = vec(acc, lanes)
     whole = fn.mul(fn.divu(columns, lanes), lanes)
+    line = max(LINE_BYTES * 8 // BITS[elem], lanes)
+    in_lines = far and line > lanes
+    lines = fn.mul(fn.divu(columns, line), line) if in_lines else fn.i64(0)
     apart, mask = fn.mul(fn.ceildivu(columns, lanes), lanes), fn.tail_mask(fn.sub(columns, whole), lanes)
     starts = [fn.gep(a, fn.mul(lda, i), elem) for i in range(rows)]
     with fn.loop(0, fn.mul(apart, rows), lanes) as at:
@@ -182,21 +186,25 @@ def emit_strip(module: KernelModule, elem: str, rows: int, spec: TileSpec, *, fa
         below = [fn.gep(b, fn.mul(fn.add(first, j), ldb), elem) for j in range(count)]
         later = [fn.gep(row, fn.mul(ldb, count), elem) for row in below]
 
-        def add_at(column: V, mask: V | None) -> None:
+        def add_at(column: V, mask: V | None, *, fetch: bool) -> None:
             places = [fn.gep(tile, fn.add(fn.mul(apart, i), column), acc) for i in range(rows)]
             sums = [fn.load(p, ty) for p in places]
             for row, after, xs in zip(below, later, factors, strict=True):
-                if far:
+                if fetch:
                     fn.prefetch(fn.gep(after, column, elem), _STRIP_LOCALITY)
                 y = _load(fn, elem, fn.gep(row, column, elem), lanes, mask)
                 sums = [fn.fma(x, y, z) for x, z in zip(xs, sums, strict=True)]
             for p, x in zip(places, sums, strict=True):
                 fn.store(x, p)
 
-        with fn.loop(0, whole, lanes) as at:
-            add_at(at.iv, None)
+        if in_lines:
+            with fn.loop(0, lines, line) as at:
+                for v in range(0, line, lanes):
+                    add_at(fn.add(at.iv, v), None, fetch=v == 0)
+        with fn.loop(lines, whole, lanes) as at:
+            add_at(at.iv, None, fetch=far)
         with fn.when(fn.cmp("lt", whole, columns)):
-            add_at(whole, mask)
+            add_at(whole, mask, fetch=far)
 
     depth = min(_STRIP_DEPTH, spec.target.registers // (2 * rows))  # the factors of so many rows of B stay in registers
     main = fn.mul(fn.divu(k, depth), depth)

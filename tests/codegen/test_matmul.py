@@ -335,6 +335,7 @@ def test_how_few_rows_read_b() -> None:
         (F32, 8, 3000, 64, 1, BESIDE, BESIDE),
         (F32, 8, 3000, 65, 3, FROM_MEMORY, FROM_MEMORY),
         (F32, 5, 30, 64, 3, FROM_MEMORY, passes),
+        (F32, 5, 30, 64, 1, BESIDE, passes),
         (F32, 4, 391, 422, 1, passes, passes),
         (F32, 4, 391, 422, 3, FROM_MEMORY, passes),
         (F32, 4, 30, 18000, 3, passes, FROM_MEMORY),

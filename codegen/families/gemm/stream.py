@@ -44,9 +44,9 @@ _PASSES_OF_SHORT_ROWS = 4
 _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
 # Whether B comes from memory depends on what has been in the caches since it was written. Read as from memory it takes 0.25 to 0.8
 # of the time from there, and 1.0 to 1.06 (strips 1.2) from the second-level cache. So it is read so where prefetches have somewhere
-# to reach: for more rows than wait in strips, if B has more steps than a part or lies in one piece whose sums wait at once; for
-# strips, which load and prefetch more than they multiply, if B has more columns than a pass, and takes more than that cache or 2
-# bytes for each. Found on a Zen 4.
+# to reach: for more rows than wait in strips, if B has more steps than a part, or rows that follow each other, whose sums wait at
+# once, and other matrices behind them; for strips, which load and prefetch more than they multiply, if B has more columns than a
+# pass, and takes more than that cache or 2 bytes for each. Found on a Zen 4.
 # Where the third-level cache is as slow as memory B is read so where it takes more than so many eighths of that cache, alone or in
 # groups; or in columns of at least so many elements more than so many eighths of the second-level one, more than it holds, or in
 # longer ones of what it could hold; for up to so many rows: those alone, few, more, and the most. Found on a Granite Rapids: 11 x
@@ -166,8 +166,9 @@ def _order(host: HostContext, elem: str, x: Operands, chunk: V, columns: int) ->
     far_strips = fn.cmp("gt", n, columns)
     if BITS[elem] > 16:
         far_strips = fn.and_(far_strips, fn.cmp("gt", nbytes, host.l2_bytes))
-    piece = fn.and_(fn.cmp("eq", fn.min(chunk, n), x.b_strides[2]), fn.cmp("le", n, fn.divu(waiting_sums(elem), fn.max(m, 1))))
-    far_groups = fn.or_(fn.cmp("gt", k, PART_DEPTH), piece)
+    rows_follow, waiting = fn.cmp("eq", fn.min(chunk, n), x.b_strides[2]), fn.divu(waiting_sums(elem), fn.max(m, 1))
+    follow = fn.and_(fn.and_(rows_follow, fn.cmp("le", n, waiting)), fn.cmp("gt", fn.mul(*x.batch), 1))
+    far_groups = fn.or_(fn.cmp("gt", k, PART_DEPTH), follow)
     far = fn.select(l3_is_slow(host), _is_far_where_slow(host, m, k, nbytes), fn.select(alone, far_strips, far_groups))
     short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
     long = fn.and_(alone, fn.cmp("ge", chunk, fn.min(fn.mul(m, _COLUMNS_OF_ROW), _COLUMNS_OF_STRIPS)))

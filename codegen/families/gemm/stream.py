@@ -42,16 +42,11 @@ _PASSES_OF_SHORT_ROWS = 4
 # columns for each row, but no more than so many, at least: from the caches strips are as fast as passes then, from memory faster.
 # Found on a Zen 4: no fact of the machine says from which length on a stream has paid for its start.
 _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
-# Whether B comes from memory depends on what has been in the caches since it was written. Read as from memory it takes 0.25 to 0.8
-# of the time from there, and 1.0 to 1.06 (strips 1.2) from the second-level cache. So it is read so where prefetches have somewhere
-# to reach: for more rows than wait in strips, if B has more steps than a part, or rows that follow each other, whose sums wait at
-# once, and other matrices behind them; for strips, which load and prefetch more than they multiply, if B has more columns than a
-# pass, and takes more than that cache or 2 bytes for each. Found on a Zen 4.
-# Where the third-level cache is as slow as memory B is read so where it takes more than so many eighths of that cache, alone or in
-# groups; or in columns of at least so many elements more than so many eighths of the second-level one, more than it holds, or in
-# longer ones of what it could hold; for up to so many rows: those alone, few, more, and the most. Found on a Granite Rapids: 11 x
-# 500 x 500 takes 0.78 of the time where B comes from the third, 1.12 where it's still in the second; in batches 29 of 12 x 251 x
-# 1,692 take 0.61, 24 of 6 x 48 x 6,763 0.70, but 4 of 5 x 42 x 15,768 1.29.
+# Where the third-level cache is as slow as memory B is read as from memory where it takes more than so many eighths of that cache,
+# alone or in groups; or in columns of at least so many elements more than so many eighths of the second-level one, more than it
+# holds, or in longer ones of what it could hold; for up to so many rows: those alone, few, more, and the most. Found on a Granite
+# Rapids: 11 x 500 x 500 takes 0.78 of the time where B comes from the third, 1.12 where it's still in the second; in batches 29 of
+# 12 x 251 x 1,692 take 0.61, 24 of 6 x 48 x 6,763 0.70, but 4 of 5 x 42 x 15,768 1.29.
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
 _SLOW_KEPT = 12, 1
 _SLOW_ROWS = {STRIP_ROWS: (1024, None), 7: (48, None), _FLAT_ROWS: (48, 384), max(STREAM_ROWS.values()): (16, 16)}
@@ -159,7 +154,15 @@ def _launch(host: HostContext, elem: str, spec: TileSpec, x: Operands, whole: V)
 
 
 def _order(host: HostContext, elem: str, x: Operands, chunk: V, columns: int) -> V:
-    """How the kernel reads B, in items of `chunk` columns, by passes of `columns` at least."""
+    """How the kernel reads B, in items of `chunk` columns, by passes of `columns` at least.
+
+    Whether B comes from memory depends on what has been in the caches since it was written. Read as from memory it takes 0.25 to
+    0.8 of the time from there, and 1.0 to 1.06 (strips 1.2) from the second-level cache (Zen 4). So it is read so where prefetches
+    have somewhere to reach: for more rows than wait in strips, if B has more steps than a part, or rows that follow each other,
+    whose sums wait at once, and other matrices behind them; for strips, which load and prefetch more than they multiply, if B has
+    more columns than a pass, and takes more than that cache or 2 bytes for each. Where the third-level cache is as slow as memory
+    sizes alone decide, as found there.
+    """
     fn, m, n, k = host.fn, x.m, x.n, x.k
     nbytes = _nbytes(fn, elem, x)
     alone = fn.cmp("le", m, STRIP_ROWS)

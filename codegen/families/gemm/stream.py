@@ -50,9 +50,9 @@ _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
 _SLOW_KEPT = 12, 1
 _SLOW_ROWS = {STRIP_ROWS: (1024, None), 7: (48, None), _FLAT_ROWS: (48, 384), max(STREAM_ROWS.values()): (16, 16)}
-# Where that cache is slow, passes fetch what the next one reads there from so many rows on, two vectors each: 12 x 76 x 3,325 takes
-# 0.5 of the time where B comes from the third-level cache, 0.9 where it's in the second, fewer rows 1.2. Elsewhere all do whose sums
-# don't wait in strips.
+# Where that cache is slow, passes fetch what the next one reads there from so many rows on, two vectors each: 12 x 76 x 3,325
+# takes 0.5 of the time where B comes from the third-level cache, 0.9 where it's in the second, fewer rows 1.2. Elsewhere all do
+# whose sums don't wait in strips.
 _BESIDE_ROWS = 8
 # Few rows wake another thread for so much less work than others: most of their time is of calls and stores that cycles don't count.
 # Found on a Zen 4.
@@ -158,11 +158,11 @@ def _order(host: HostContext, elem: str, x: Operands, chunk: V, columns: int) ->
     """How the kernel reads B, in items of `chunk` columns, by passes of `columns` at least.
 
     Whether B comes from memory depends on what has been in the caches since it was written. Read as from memory it takes 0.25 to
-    0.8 of the time from there, and 1.0 to 1.08 (strips 1.23) from a cache (Zen 4). So it is read so where prefetches have somewhere
-    to reach: for more rows than wait in strips, if B has more steps than a part, or rows that follow each other,
-    whose sums wait at once, and other matrices behind them; for strips, which load and prefetch more than they multiply, if B has
-    more columns than a pass, and takes more than that cache or 2 bytes for each. Where the third-level cache is as slow as memory
-    sizes alone decide, as found there.
+    0.8 of the time from there, and 1.0 to 1.08 (strips 1.23) from a cache (Zen 4). So it is read so where prefetches have
+    somewhere to reach: for more rows than wait in strips, if B has more steps than a part, or rows that follow each other, whose
+    sums wait at once, and other matrices behind them; for strips, which load and prefetch more than they multiply, if B has more
+    columns than a pass, and takes more than that cache or 2 bytes for each. Where the third-level cache is as slow as memory sizes
+    alone decide, as found there.
     """
     fn, m, n, k = host.fn, x.m, x.n, x.k
     nbytes = _nbytes(fn, elem, x)

@@ -28,7 +28,7 @@ from benchmarks.workloads import Shape, Workload
 from dhlo.bench.peers import PEERS
 from dhlo.bench.subject import Subject
 
-__all__ = ["Summary", "compare_types", "main", "sample", "subject", "summarise"]
+__all__ = ["Summary", "compare_types", "main", "matrix_product", "sample", "subject", "summarise"]
 
 _DEPTHS, _ROWS, _BATCHES = (16, 16_384), (1, 2_048), (2, 64)
 _TINY_DEPTHS, _TINY_ROWS, _TINY_BATCHES = (3, 70), (1, 20), (2, 3)
@@ -110,7 +110,7 @@ def _programs(
             if b * max(k * n, m * k, m * n) <= _MOST_BATCHED:
                 return b, m, k, n
 
-    multiply = partial(models.function, _product)
+    multiply = partial(models.function, matrix_product)
     two, three = ({0: m, 1: k}, {0: k, 1: n}), ({0: batch, 1: m, 2: k}, {0: batch, 1: k, 2: n})
     yield Workload(f"{tag}_argument", f"{tag} argument", multiply, product, two, distinct(one), (31, 40, 24), dtype)
     yield Workload(f"{tag}_batched", f"{tag} batched", multiply, product, three, distinct(many), (3, 31, 40, 24), dtype)
@@ -120,7 +120,7 @@ def _rows(k: int, dtype: torch.dtype, m: int) -> tuple[torch.Tensor]:
     return (randn(m, k).to(dtype),)
 
 
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def matrix_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 
 

@@ -121,7 +121,7 @@ def _sizes(text: str) -> Shape:
 
 def _arguments() -> argparse.Namespace:
     parser = measure.options("benchmarks.cold", __doc__, "product and level", 4, ("dhlo", "eager"), "cold", limited=True)
-    parser.add_argument("sizes", nargs="*", type=_sizes, help="MxKxN or BATCHxMxKxN; without, those of a random sample that caches hold")
+    parser.add_argument("sizes", nargs="*", type=_sizes, help="MxKxN or BATCHxMxKxN; without, of a random sample")
     parser.add_argument("--dtype", choices=sorted(_DTYPES), default="f32")
     parser.add_argument("--samples", type=int, default=16, help="products drawn of single matrices and of batches each")
     parser.add_argument("--seed", type=int, default=0)

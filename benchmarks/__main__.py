@@ -15,7 +15,8 @@ from benchmarks import measure, report
 from benchmarks.workloads import Workload, registry, select
 from dhlo.bench.peers import PEERS
 
-_DOCUMENTS = (measure.ROOT / "README.md", measure.ROOT / "docs" / "performance.md")
+_README, _PERFORMANCE, _WORKLOADS = (measure.ROOT / name for name in ("README.md", "docs/performance.md", "docs/workloads.md"))
+_README_THREADS = 2  # README.md has the table of this many, docs/workloads.md those of each number that it has markers for
 _DEFAULT_PEERS = ("eager", "inductor", "ort", "openvino", "dhlo")
 
 
@@ -28,7 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--update-readme",
         action="store_true",
-        help="rewrite the tables in README.md and docs/performance.md from the kept results",
+        help="rewrite the tables in README.md and docs/workloads.md from the kept results",
     )
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
     parser.add_argument(
@@ -89,15 +90,11 @@ def main() -> int:
     if kept and (a.report_only or len(chosen) > 1):
         print(report.summary(kept, a.target))
     if a.update_readme and kept and a.target is not None:
-        report.insert(_DOCUMENTS[1], report.summary(kept, a.target), a.target)
+        report.insert(_PERFORMANCE, report.summary(kept, a.target), a.target)
     elif a.update_readme and kept:
-        readme, performance = _DOCUMENTS
-        report.insert(readme, report.summary(kept))
-        others = [measure.load(t, results) for t in measure.thread_counts(results) if t != a.threads]
-        details = [*map(report.detail, kept)]
-        for more in others:
-            details += [report.summary(more) + "\n", *map(report.detail, more)]
-        report.insert(performance, "\n".join(details))
+        if a.threads == _README_THREADS:
+            report.insert(_README, report.summary(kept))
+        report.insert(_WORKLOADS, "\n".join([report.summary(kept) + "\n", *map(report.detail, kept)]), f"threads-{a.threads}")
     return int(failed)
 
 

@@ -198,11 +198,6 @@ def save(result: dict[str, Any], results: Path = RESULTS) -> Path:
     return path
 
 
-def thread_counts(results: Path = RESULTS) -> list[int]:
-    """The thread counts of which results are kept, largest first."""
-    return sorted({int(p.stem.rpartition("_t")[2]) for p in results.glob("*_t*.json")}, reverse=True)
-
-
 def load(threads: int, results: Path = RESULTS) -> list[dict[str, Any]]:
     """The kept results for a thread count, by name; floors by the best ceilings that any of them met on its machine, since other
     programs only lower them."""

@@ -5,7 +5,7 @@ rows     linears whose weights lie in each cache level and in memory: one row, a
 dynamic  linears whose activations are quantised, too
 int_mm   products of int8 matrices
 experts  mixtures of experts as grouped products; experts_bf16: of bf16; experts_loop: as a loop over the experts; experts_dense:
-         every row times every expert. `--update` writes what has been measured of all three of f32 to docs/performance.md
+         every row times every expert. `--update` writes what has been measured of all three of f32 to docs/measurements.md
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dhlo.bench.turns import Request, take_turns
 
 __all__ = ["PARTS", "Part", "main", "subject"]
 
-DOCUMENT = measure.ROOT / "docs" / "performance.md"
+DOCUMENT = measure.ROOT / "docs" / "measurements.md"
 _ROWS = Dim("rows", min=1, max=8192)
 _MANY = ("dhlo", "dhlo_int8", "dhlo_int4", "dhlo_a8_int8", "dhlo_a8_int4", "openvino_int8", "openvino_int4", "ort_int8", "ort_int4")
 _GROUPS_OF_32 = ("dhlo_g32_int4", "dhlo_a8_g32_int4", "llamacpp_int4")
@@ -269,7 +269,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--part", default=",".join(PARTS), help=f"of {','.join(PARTS)}")
     parser.add_argument("--peer", default="", help="only these peers of each part")
     parser.add_argument("--rounds", type=int, default=8, help="turns of each peer, as far as the budget goes")
-    parser.add_argument("--update", action="store_true", help="write the table of mixtures of experts to docs/performance.md")
+    parser.add_argument("--update", action="store_true", help="write the table of mixtures of experts to docs/measurements.md")
     return parser.parse_args()
 
 

@@ -90,7 +90,7 @@ def functional_form(op: Any) -> Any | None:
     if packet is None:
         return None
     twin = getattr(packet, overload, None)
-    if twin is not None and twin._schema.arguments[0].name == schema.arguments[0].name:  # ldexp.default is of numbers
+    if twin is not None and str(twin._schema.arguments[0].type) == "Tensor":  # ldexp.default is of numbers
         return twin
     overloads = [getattr(packet, name) for name in packet.overloads()]  # transpose_.default is transpose.int
     return next((o for o in overloads if [a.name for a in o._schema.arguments] == [a.name for a in schema.arguments]), None)

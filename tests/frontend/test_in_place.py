@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.export import Dim
 
 import dhlo
-from tests.frontend.helpers import check, export
+from dhlo.frontend.decompose import decompositions_of
+from dhlo.frontend.functionalize import functional_form
+from dhlo.frontend.registry import LOWERINGS
+from tests.frontend.helpers import Fn, check, export
 
 A: Any = torch.ops.aten
 VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -76,11 +80,54 @@ IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
     "divide": lambda x: x.clone().divide_(x.abs() + 0.3, rounding_mode="floor"),
     "xlogy": lambda x: x.clone().xlogy_(2.0),
     "swapdims": lambda x: x.clone().swapdims_(0, 1),
+    "dropout": lambda x: F.dropout(x.clone(), 0.3, False, inplace=True),
+    "dropout of a view": lambda x: _changed(x.clone(), lambda y: F.dropout(y.T, 0.3, False, inplace=True).add_(1)),
+    "alpha_dropout": lambda x: F.alpha_dropout(x.clone(), 0.3, False, inplace=True),
+    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x.clone(), 0.3, False, inplace=True),
+    "feature_dropout": lambda x: F.dropout1d(x.clone()[None], 0.3, False, inplace=True),
 }
+
+
+def _changed(y: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    change(y)
+    return y
 
 
 def test_operators_in_place() -> None:
     check(lambda x: [f(x) for f in IN_PLACE.values()], [torch.randn(6, 4)], [torch.randn(1, 5)], [torch.randn(7, 17)])
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_dropout_in_place(p: float) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.clone()
+        F.dropout(y.view(-1), p, True, inplace=True)
+        return y, F.alpha_dropout(x.clone(), p, True, inplace=True)
+
+    model = dhlo.compile(torch.export.export(Fn(f), (torch.ones(3, 40),), dynamic_shapes=(({0: Dim.AUTO},),)))
+    plain, alpha = model(torch.ones(500, 40))
+    kept = plain != 0
+    assert abs(float(kept.float().mean()) - (1 - p)) < 0.02
+    torch.testing.assert_close(plain[kept], torch.full_like(plain[kept], 1 / (1 - p) if p < 1 else 0.0))
+    assert len(alpha.unique()) == (1 if p in (0, 1) else 2)
+
+
+# PyTorch's own bookkeeping, and what has its operand elsewhere or writes to two.
+WITHOUT_TWIN = {"_amp_update_scale_", "_fill_mem_eff_dropout_mask_", "polygamma_", "rrelu_with_noise_"}
+
+
+def test_operators_in_place_have_functional_twins() -> None:
+    left = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        space, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if space != "aten" or not packet.endswith("_") or packet.endswith("__"):
+            continue
+        op = getattr(getattr(A, packet), overload or "default")
+        changes = op._schema.is_mutable and str(op._schema.arguments[0].type) == "Tensor"
+        if changes and op not in LOWERINGS and functional_form(op) is None and not decompositions_of(op):
+            left.add(packet)
+    assert not left - WITHOUT_TWIN
 
 
 class Norms(torch.nn.Module):

@@ -112,6 +112,8 @@ def _fractional_max_pool(b: OpBuilder, x: Value, window: Any, size: Sequence[Any
     n = len(size)
     window, first = many(window, n), b.rank(x) - n
     lead, spatial = b.shape(x)[:first], b.shape(x)[first:]
+    if first == 1:  # an image without a batch takes the first of its samples
+        samples = b.slice(samples, 0, 0, 1)
     samples = b.reshape(samples, [*lead, n])
     grid = [*lead, *map(as_expr, size), *window]
     at = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import statistics
 import sys
 import time
@@ -57,10 +56,7 @@ def main() -> int:
         return 2
     if a.against is not None:
         return _against(chosen, a)
-    peers = a.peer.split(",")
-    if a.target is not None:
-        os.environ.update(measure.LIMITS[a.target], DHLO_TARGET=a.target)  # read by the peers' processes
-        peers = [p for p in peers if p not in measure.UNLIMITED]
+    peers = measure.chosen_peers(a)
     if unknown := [p for p in peers if p not in PEERS]:
         print(f"error: no peer '{unknown[0]}'; peers: {', '.join(PEERS)}", file=sys.stderr)
         return 2

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -149,10 +148,7 @@ def _measured(tag: str, sizes: Shape, level: str, peers: Sequence[str], a: argpa
 def main() -> int:
     """Exit code 1 if a product failed on the first peer."""
     a = _arguments()
-    peers = a.peer.split(",")
-    if a.target is not None:
-        os.environ.update(measure.LIMITS[a.target], DHLO_TARGET=a.target)  # read by the peers' processes
-        peers = [p for p in peers if p not in measure.UNLIMITED]
+    peers = measure.chosen_peers(a)
     drawn = sample(a.samples, a.seed, a.tiny)
     of_both = chain.from_iterable(drawn[f"{a.dtype}_{kind}"].shapes for kind in ("argument", "batched"))
     chosen = a.sizes or [s for s in of_both if copies("third cache", operand_bytes(s, _DTYPES[a.dtype]))]

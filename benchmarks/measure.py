@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,14 +22,14 @@ from dhlo.bench.ceilings import Ceilings, machine, measure
 from dhlo.bench.peers import PEERS, installed
 from dhlo.bench.turns import Request, take_turns
 
-__all__ = ["LIMITS", "RESULTS", "UNLIMITED", "Work", "load", "measure_workload", "options", "save", "versions", "work_of"]
+__all__ = ["LIMITS", "RESULTS", "Work", "chosen_peers", "load", "measure_workload", "options", "save", "versions", "work_of"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 LIMITS = {"x86-64-v3": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}
 """By target: environment that makes PyTorch and its libraries use no more instructions than it has."""
-UNLIMITED = ("ort", "openvino", "openvino_static")
-"""Peers that read the CPU themselves and can't be limited."""
+# Peers that read the CPU themselves and can't be limited.
+_UNLIMITED = ("ort", "openvino", "openvino_static")
 # The most often that a pass calls a shape where passes are `even`.
 _MOST_REPEATS = 50
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # over the largest magnitude; others: _DEFAULT_TOLERANCE
@@ -53,6 +54,16 @@ def options(
         told = "compile for this target, and limit the peers to the same instructions; those that can't be limited are left out"
         parser.add_argument("--target", choices=sorted(LIMITS), help=told)
     return parser
+
+
+def chosen_peers(arguments: argparse.Namespace) -> list[str]:
+    """The peers that a command's arguments name. With a target their processes will be limited to its instructions, by this one's
+    environment; those that can't be are left out."""
+    peers: list[str] = arguments.peer.split(",")
+    if arguments.target is None:
+        return peers
+    os.environ.update(LIMITS[arguments.target], DHLO_TARGET=arguments.target)
+    return [p for p in peers if p not in _UNLIMITED]
 
 
 @dataclass

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import random
 import statistics
 import sys
@@ -220,10 +219,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Exit code 2 where `--only` names nothing, 1 if a program failed on this compiler."""
     a = _arguments()
-    peers = a.peer.split(",")
-    if a.target is not None:
-        os.environ.update(measure.LIMITS[a.target], DHLO_TARGET=a.target)  # read by the peers' processes
-        peers = [p for p in peers if p not in measure.UNLIMITED]
+    peers = measure.chosen_peers(a)
     if a.types:
         _print_types(compare_types(a.samples, a.seed, a.threads, tiny=a.tiny))
         return 0

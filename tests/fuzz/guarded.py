@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import functools
+import gc
 import hashlib
 import mmap
 import os
@@ -11,6 +13,7 @@ import pickle
 import select
 import signal
 import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +36,7 @@ __all__ = ["GuardDamage", "Host", "Memory", "Model", "Placed", "STATUS", "Tensor
 STATUS = ("ok", "invalid argument", "contract", "out of memory", "input/output", "format", "version", "cpu", "busy", "internal")
 INTACT = -(1 << 63)
 NOTE_BYTES = 8192
+_PRINT_SECONDS = 1.0
 # How numpy holds what it has no dtype for.
 _RAW = {torch.bfloat16: torch.int16}
 
@@ -346,6 +350,8 @@ def isolated(work: Callable[[Callable[[str], None]], Any], stuck: float = 60.0) 
         if now != was:
             was, changed = now, time.monotonic()
         if time.monotonic() - changed > stuck:
+            os.kill(child, signal.SIGUSR1)  # it prints where it is
+            time.sleep(_PRINT_SECONDS)
             os.kill(child, signal.SIGKILL)
             text = f"no progress for {stuck:g} s: "
             break
@@ -371,6 +377,9 @@ def _child(work: Callable[[Callable[[str], None]], Any], shared: mmap.mmap, writ
         shared[:8] = counter.to_bytes(8, "little")
         shared[8 : 8 + len(data) + 1] = data + b"\0"
 
+    # Garbage of the parent stays garbage: what it finalises may wait for threads, of which a forked process has one.
+    gc.freeze()
+    faulthandler.register(signal.SIGUSR1, sys.__stderr__)
     try:
         torch.set_num_threads(1)
         library().guard_note(note_at, NOTE_BYTES - 8)

@@ -13,14 +13,12 @@ import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import chain
 
 import torch
-from torch.export import Dim
 
-from benchmarks import measure, models
-from benchmarks.sweep import matrix_product, sample
+from benchmarks import measure
+from benchmarks.sweep import DTYPES, products, sample
 from benchmarks.workloads import Shape, Workload
 from dhlo.bench.ceilings import cache_bytes
 from dhlo.bench.subject import Subject
@@ -28,7 +26,6 @@ from dhlo.bench.subject import Subject
 __all__ = ["LEVELS", "copies", "main", "operand_bytes", "subject", "table", "workload"]
 
 LEVELS = ("again", "third cache", "memory")
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _MOST_COPIES = 400
 # What lies behind each operand, so that a prefetch beyond its end doesn't bring the next copy.
 _GAP_BYTES = 64 << 10
@@ -59,26 +56,10 @@ def _matrix(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
     return room[: math.prod(sizes)].view(sizes)
 
 
-def _operands(dtype: torch.dtype, *sizes: int) -> tuple[torch.Tensor, ...]:
-    *lead, m, k, n = sizes
-    return _matrix(dtype, *lead, m, k), _matrix(dtype, *lead, k, n)
-
-
 def workload(tag: str, sizes: Shape, level: str) -> Workload:
     """A product of run-time operands of dtype `tag` whose shapes are the copies that take turns."""
-    dtype = _DTYPES[tag]
-    batch, m, k, n = (Dim(name, min=1, max=1 << 15) for name in ("batch", "m", "k", "n"))
-    two, three = ({0: m, 1: k}, {0: k, 1: n}), ({0: batch, 1: m, 2: k}, {0: batch, 1: k, 2: n})
-    return Workload(
-        f"{tag}_{'x'.join(map(str, sizes))}_{level.replace(' ', '_')}",
-        level,
-        partial(models.function, matrix_product),
-        partial(_operands, dtype),
-        three if len(sizes) == 4 else two,
-        [sizes] * copies(level, operand_bytes(sizes, dtype)),
-        (3, 31, 40, 24) if len(sizes) == 4 else (31, 40, 24),
-        dtype,
-    )
+    name = f"{tag}_{'x'.join(map(str, sizes))}_{level.replace(' ', '_')}"
+    return products(name, level, [sizes] * copies(level, operand_bytes(sizes, DTYPES[tag])), DTYPES[tag], _matrix)
 
 
 def subject(tag: str, sizes: Sequence[int], level: str) -> Subject:
@@ -121,7 +102,7 @@ def _sizes(text: str) -> Shape:
 def _arguments() -> argparse.Namespace:
     parser = measure.options("benchmarks.cold", __doc__, "product and level", 4, ("dhlo", "eager"), "cold", limited=True)
     parser.add_argument("sizes", nargs="*", type=_sizes, help="MxKxN or BATCHxMxKxN; without, of a random sample")
-    parser.add_argument("--dtype", choices=sorted(_DTYPES), default="f32")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="f32")
     parser.add_argument("--samples", type=int, default=16, help="products drawn of single matrices and of batches each")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -151,11 +132,11 @@ def main() -> int:
     peers = measure.chosen_peers(a)
     drawn = sample(a.samples, a.seed, a.tiny)
     of_both = chain.from_iterable(drawn[f"{a.dtype}_{kind}"].shapes for kind in ("argument", "batched"))
-    chosen = a.sizes or [s for s in of_both if copies("third cache", operand_bytes(s, _DTYPES[a.dtype]))]
+    chosen = a.sizes or [s for s in of_both if copies("third cache", operand_bytes(s, DTYPES[a.dtype]))]
     found: dict[Shape, dict[str, dict[str, float]]] = {}
     for sizes in chosen:
         print(f"== {'x'.join(map(str, sizes))}", file=sys.stderr, flush=True)
-        levels = [level for level in LEVELS if copies(level, operand_bytes(sizes, _DTYPES[a.dtype]))]
+        levels = [level for level in LEVELS if copies(level, operand_bytes(sizes, DTYPES[a.dtype]))]
         found[sizes] = {level: _measured(a.dtype, sizes, level, peers, a) for level in levels}
     print(table(found, peers))
     return int(any(peers[0] not in times for by_level in found.values() for times in by_level.values()))

@@ -13,7 +13,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,12 +27,13 @@ from benchmarks.workloads import Shape, Workload
 from dhlo.bench.peers import PEERS
 from dhlo.bench.subject import Subject
 
-__all__ = ["Summary", "compare_types", "main", "matrix_product", "sample", "subject", "summarise"]
+__all__ = ["DTYPES", "Summary", "compare_types", "main", "products", "sample", "subject", "summarise"]
 
 _DEPTHS, _ROWS, _BATCHES = (16, 16_384), (1, 2_048), (2, 64)
 _TINY_DEPTHS, _TINY_ROWS, _TINY_BATCHES = (3, 70), (1, 20), (2, 3)
 _ROWS_EACH = 3  # products with each constant
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_MOST_SIZE = 1 << 15  # of each dim, as the programs say
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 # Larger matrices are drawn again: four peers hold a copy or two each. Batches are of smaller products, as attention has them.
 _MOST_ELEMENTS, _MOST_BATCHED = 1 << 26, 1 << 24
 # Products that the ceiling of multiply-adds bounds, not memory.
@@ -54,7 +55,7 @@ def _draw(rng: random.Random, bounds: tuple[int, int]) -> int:
 
 def sample(count: int, seed: int, tiny: bool = False) -> dict[str, Workload]:
     """Programs by name with `count` products of each kind and dtype in all; `tiny` ones test the machinery."""
-    return {w.name: w for tag in _DTYPES for w in _drawn(tag, tag, count, seed, tiny)}
+    return {w.name: w for tag in DTYPES for w in _drawn(tag, tag, count, seed, tiny)}
 
 
 def _drawn(tag: str, stream: str, count: int, seed: int, tiny: bool) -> Iterator[Workload]:
@@ -66,7 +67,7 @@ def _drawn(tag: str, stream: str, count: int, seed: int, tiny: bool) -> Iterator
 def _programs(
     tag: str, count: int, rng: random.Random, depths: tuple[int, int], rows: tuple[int, int], batches: tuple[int, int]
 ) -> Iterator[Workload]:
-    dtype = _DTYPES[tag]
+    dtype = DTYPES[tag]
 
     def matrix(most: int) -> tuple[int, int]:
         while True:
@@ -80,8 +81,7 @@ def _programs(
             found[draw()] = None
         return list(found)
 
-    dims = [Dim(name, min=1, max=1 << 15) for name in ("batch", "m", "k", "n")]
-    batch, m, k, n = dims
+    m = Dim("m", min=1, max=_MOST_SIZE)
     for i in range(-(-count // _ROWS_EACH)):
         size = matrix(_MOST_ELEMENTS)
         yield Workload(
@@ -95,10 +95,6 @@ def _programs(
             dtype,
         )
 
-    def product(*sizes: int) -> tuple[torch.Tensor, ...]:
-        *lead, m, k, n = sizes
-        return randn(*lead, m, k).to(dtype), randn(*lead, k, n).to(dtype)
-
     def one() -> Shape:
         k, n = matrix(_MOST_ELEMENTS)
         return _draw(rng, rows), k, n
@@ -109,17 +105,36 @@ def _programs(
             if b * max(k * n, m * k, m * n) <= _MOST_BATCHED:
                 return b, m, k, n
 
-    multiply = partial(models.function, matrix_product)
-    two, three = ({0: m, 1: k}, {0: k, 1: n}), ({0: batch, 1: m, 2: k}, {0: batch, 1: k, 2: n})
-    yield Workload(f"{tag}_argument", f"{tag} argument", multiply, product, two, distinct(one), (31, 40, 24), dtype)
-    yield Workload(f"{tag}_batched", f"{tag} batched", multiply, product, three, distinct(many), (3, 31, 40, 24), dtype)
+    yield products(f"{tag}_argument", f"{tag} argument", distinct(one), dtype)
+    yield products(f"{tag}_batched", f"{tag} batched", distinct(many), dtype)
+
+
+def products(
+    name: str,
+    group: str,
+    shapes: Sequence[Shape],
+    dtype: torch.dtype,
+    matrix: Callable[..., torch.Tensor] = lambda dtype, *sizes: randn(sizes).to(dtype),
+) -> Workload:
+    """One program for products whose two sides are arguments; shapes are (M, K, N) or have a batch before. `matrix(dtype, *sizes)`
+    makes a side."""
+
+    def operands(*sizes: int) -> tuple[torch.Tensor, ...]:
+        *lead, m, k, n = sizes
+        return matrix(dtype, *lead, m, k), matrix(dtype, *lead, k, n)
+
+    batch, m, k, n = (Dim(name, min=1, max=_MOST_SIZE) for name in ("batch", "m", "k", "n"))
+    lead = [batch][: len(shapes[0]) - 3]
+    dynamic = tuple(dict(enumerate([*lead, *sides])) for sides in ((m, k), (k, n)))
+    example = (*(3 for _ in lead), 31, 40, 24)
+    return Workload(name, group, partial(models.function, _product), operands, dynamic, shapes, example, dtype)
 
 
 def _rows(k: int, dtype: torch.dtype, m: int) -> tuple[torch.Tensor]:
     return (randn(m, k).to(dtype),)
 
 
-def matrix_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 
 

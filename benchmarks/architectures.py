@@ -36,26 +36,7 @@ _EXPORT_SECONDS, _MODEL_SECONDS = 60, 600
 _TURNS = 4  # of timing; the least counts
 _TOLERANCE = 1e-4  # over the largest magnitude
 # Parts of names by how small a model they mean; names of weights that are of no use here.
-_SMALL = (
-    "atto",
-    "femto",
-    "pico",
-    "nano",
-    "xxs",
-    "xx_small",
-    "xxtiny",
-    "tiny",
-    "_t",
-    "xs",
-    "mini",
-    "small",
-    "_s",
-    "18",
-    "26",
-    "_b0",
-    "m1",
-    "050",
-)
+_SMALL = "atto femto pico nano xxs xx_small xxtiny tiny _t xs mini small _s 18 26 _b0 m1 050".split()
 _OTHERS = re.compile("_384|_448|_512|21k|in21|test_|gigantic|giant")
 _MANY = 12  # models of a family, from which a second one is taken
 _MOST_PARAMETERS = 120_000_000
@@ -66,8 +47,8 @@ Shape = tuple[int, ...]
 @dataclass
 class Found:
     """What became of a model: its dynamic dims; seconds of torch.export and of compiling; by size of the input, the largest
-    difference from eager's result, over its largest magnitude, and eager's time over ours; what was refused at which size, by the
-    contract or by eager; or why it wasn't measured at all."""
+    difference from eager's result, over its largest magnitude, and eager's time over ours; sizes that eager or the exported program
+    refuses; why it was left out; and what this compiler got wrong."""
 
     name: str
     dims: int = 0
@@ -75,12 +56,17 @@ class Found:
     compile_s: float = 0.0
     errors: dict[Shape, float] = field(default_factory=dict)
     ratios: dict[Shape, float] = field(default_factory=dict)
-    refused: dict[Shape, str] = field(default_factory=dict)
-    failed: str = ""
+    refused: list[Shape] = field(default_factory=list)
+    left_out: str = ""
+    faults: list[str] = field(default_factory=list)
 
 
 def _image(shape: Shape) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def _text(shape: Shape) -> str:
+    return "x".join(map(str, shape))
 
 
 def _late(*_: Any) -> None:
@@ -118,30 +104,45 @@ def examine(name: str, make: Callable[[], nn.Module], side: int, fixed: bool = F
         try:
             program, example, others = _widest(module, side, fixed)
         except Exception as e:
-            found.failed = f"torch.export: {str(e).splitlines()[0]}"
+            found.left_out = f"torch.export: {str(e).splitlines()[0]}"
             return found
         found.export_s, start = time.monotonic() - start, time.monotonic()
         found.dims = len(program.range_constraints)
         try:
             model = dhlo.compile(program, cache="")
         except dhlo.DhloError as e:
-            found.failed = str(e)
+            found.faults.append(str(e))
             return found
         found.compile_s = time.monotonic() - start
+        checked = program.module()
         for shape in (example, *others):
-            _compare(found, module, model, shape)
+            _compare(found, module, checked, model, shape)
     return found
 
 
-def _compare(found: Found, module: nn.Module, model: Any, shape: Shape) -> None:
-    x = _image(shape)
+def _takes(module: Callable[..., Any], x: torch.Tensor) -> bool:
     try:
-        wanted = tree_leaves(module(x))
+        module(x)
+    except Exception:  # what models and guards raise has no type in common
+        return False
+    return True
+
+
+def _compare(found: Found, module: nn.Module, checked: Callable[..., Any], model: Any, shape: Shape) -> None:
+    """`checked`: the exported program, which says by its guards what it takes."""
+    x = _image(shape)
+    if not (_takes(module, x) and _takes(checked, x)):
+        found.refused.append(shape)
+        return
+    wanted = tree_leaves(module(x))
+    try:
         got = tree_leaves(model(x))
-    except (RuntimeError, dhlo.DhloError) as e:
-        found.refused[shape] = str(e).splitlines()[0]
+    except dhlo.DhloError as e:
+        found.faults.append(f"{_text(shape)}: {e}")
         return
     found.errors[shape] = max(scaled_error(g, w) for g, w in zip(got, wanted, strict=True))
+    if not found.errors[shape] <= _TOLERANCE:
+        found.faults.append(f"{_text(shape)}: wrong by {found.errors[shape]:.1e}")
     least = [float("inf")] * 2
     for _ in range(_TURNS):
         for i, run in enumerate((module, model)):
@@ -168,14 +169,14 @@ def report(found: Sequence[Found]) -> str:
     for f in found:
         ratios = f"{min(f.ratios.values()):.2f} to {max(f.ratios.values()):.2f}" if f.ratios else ""
         error = f"{max(f.errors.values()):.1e}" if f.errors else ""
-        notes = "; ".join([*([f.failed] if f.failed else []), *(f"{'x'.join(map(str, s))}: {why}" for s, why in f.refused.items())])
-        notes = " ".join(notes.split()).replace("|", "/")
+        refused = [f"refuses {', '.join(map(_text, f.refused))}"] if f.refused else []
+        notes = " ".join("; ".join([*f.faults, *([f.left_out] if f.left_out else []), *refused]).split()).replace("|", "/")
         lines.append(f"| {f.name} | {f.dims} | {f.export_s:.1f} | {f.compile_s:.1f} | {error} | {ratios} | {notes} |")
-    measured = [f for f in found if not f.failed]
-    every = [r for f in measured for r in f.ratios.values()]
-    wrong = [f.name for f in measured if any(not e <= _TOLERANCE for e in f.errors.values())]
+    tried = [f for f in found if not f.left_out]
+    every = [r for f in tried for r in f.ratios.values()]
     mean = f"eager over dhlo {statistics.geometric_mean(every):.2f}, least {min(every):.2f}" if every else "nothing was timed"
-    lines += ["", f"{len(measured)} of {len(found)} models, {len(every)} sizes: {mean}; wrong: {', '.join(wrong) or 'none'}."]
+    faulty = ", ".join(f.name for f in tried if f.faults) or "none"
+    lines += ["", f"{len(tried)} of {len(found)} models, {len(every)} sizes: {mean}; faulty: {faulty}."]
     return "\n".join(lines)
 
 
@@ -208,11 +209,12 @@ def _examine_named(name: str, threads: int, out: multiprocessing.Queue[Found]) -
     torch.set_num_threads(threads)
     models = _timm()
     with torch.device("meta"):
-        size = sum(p.numel() for p in models.create_model(name, num_classes=10).parameters())
+        outline = models.create_model(name, num_classes=10)
+    size = sum(p.numel() for p in outline.parameters())
     if size > _MOST_PARAMETERS:
-        out.put(Found(name, failed=f"{size:,} parameters: left out"))
+        out.put(Found(name, left_out=f"{size:,} parameters"))
         return
-    settings = models.create_model(name, num_classes=10).default_cfg
+    settings = outline.default_cfg
     side, fixed = (settings.get("input_size") or (3, 224, 224))[1], bool(settings.get("fixed_input_size"))
     out.put(examine(name, lambda: models.create_model(name, num_classes=10), side, fixed))
 
@@ -229,13 +231,13 @@ def _in_a_process(name: str, threads: int) -> Found:
             return out.get(timeout=1)
         except queue.Empty:
             if not alive:
-                return Found(name, failed=f"its process ended with {process.exitcode}")
+                return Found(name, faults=[f"its process ended with {process.exitcode}"])
     process.kill()
-    return Found(name, failed=f"took more than {_MODEL_SECONDS} s")
+    return Found(name, faults=[f"took more than {_MODEL_SECONDS} s"])
 
 
 def main() -> int:
-    """Exit code 1 if a result was wrong or a model couldn't be compiled, 2 without timm or for names that it doesn't know."""
+    """Exit code 1 if this compiler got something wrong, 2 without timm or for names that it doesn't know."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.architectures", description=__doc__)
     parser.add_argument("names", nargs="*", help="timm's names; by default one or two of each family")
     parser.add_argument("--threads", type=int, default=1)
@@ -245,9 +247,7 @@ def main() -> int:
     except ImportError as e:
         print(f"error: {e}; pip install --no-deps timm", file=sys.stderr)
         return 2
-    families: dict[str, list[str]] = {}
-    for name in models.list_models():
-        families.setdefault(importlib.import_module("timm.models._registry")._model_to_module[name], []).append(name)
+    families = {m: models.list_models(module=m) for m in models.list_modules()}
     if unknown := [n for n in a.names if not models.is_model(n)]:
         print(f"error: timm has no model '{unknown[0]}'", file=sys.stderr)
         return 2
@@ -256,8 +256,7 @@ def main() -> int:
         print(f"== {name}", file=sys.stderr, flush=True)
         found.append(_in_a_process(name, a.threads))
     print(report(found))
-    failed = any(f.failed and not f.failed.startswith(("torch.export", "took")) and "left out" not in f.failed for f in found)
-    return int(failed or any(not e <= _TOLERANCE for f in found for e in f.errors.values()))
+    return int(any(f.faults for f in found))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ _TOLERANCE = 1e-4  # over the largest magnitude
 _SMALL = "atto femto pico nano xxs xx_small xxtiny tiny _t xs mini small _s 18 26 _b0 m1 050".split()
 _OTHERS = re.compile("_384|_448|_512|21k|in21|test_|gigantic|giant")
 _MANY = 12  # models of a family, from which a second one is taken
-_MOST_PARAMETERS = 120_000_000
+_MOST_PARAMETERS = 130_000_000
 
 Shape = tuple[int, ...]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from dhlo.errors import ContractError, ModelFileError
 from dhlo.serve.chat import ChatTemplate
 from dhlo.serve.embed import Embedder
+from dhlo.serve.engine import Engine
 from dhlo.serve.folder import Served
 from dhlo.serve.pipeline import Pipeline
 from dhlo.serve.tokens import Tokenizer as Words
@@ -27,6 +30,7 @@ __all__ = [
     "RuleEngine",
     "RuleRequest",
     "byte_level",
+    "held",
     "make_folder",
     "rule_embedder",
     "rule_served",
@@ -45,6 +49,24 @@ _SPECIAL = ("<|end|>", "<|im_start|>", "<|im_end|>")
 
 def _texts() -> Sequence[str]:
     return [p.read_text() for p in sorted((ROOT / "docs").glob("*.md"))[:4]]
+
+
+@contextlib.contextmanager
+def held(engine: Engine, prompt: Sequence[int] = (1,), inputs: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """What is submitted inside begins together: the engine is at the first token of another request, which waits for it."""
+    begun, there = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> bool:
+        begun.set()
+        return there.wait(60)
+
+    first = engine.submit(prompt, SamplingParams(temperature=0, max_tokens=1, constrain=wait), inputs)
+    assert begun.wait(60)
+    try:
+        yield
+    finally:
+        there.set()
+    first.result(60)
 
 
 def byte_level(size: int = WORDS) -> Tokenizer:

@@ -16,6 +16,7 @@ from dhlo.model import CompiledModel
 from dhlo.serve.engine import Engine, Request
 from dhlo.serve.types import EngineOptions, FinishReason, Output, SamplingParams
 from tests.sequences import PAGE
+from tests.serving import held
 
 VOCABULARY, EOS = 96, tuple(range(8))
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 4 * PAGE  # keys and values of 2 layers, 2 heads of 8 floats
@@ -111,7 +112,13 @@ def test_mixes(model: Any, step: CompiledModel, blocks: int, step_tokens: int, p
             else:
                 assert output.choices[0].tokens == other.choices[0].tokens
         # Begun with a block each, they come to want seven.
-        engine.generate(prompts(rng, *[15] * 8), SamplingParams(max_tokens=90, ignore_eos=True))
+        with held(engine):
+            together = [
+                engine.submit(prompt, SamplingParams(temperature=0, max_tokens=90, ignore_eos=True))
+                for prompt in prompts(rng, *[15] * 8)
+            ]
+        for request in together:
+            assert len(request.result(60).choices[0].tokens) == 90
         stats = engine.stats()
         assert stats.preemptions > 0 or blocks == 200
         assert (stats.cached_tokens > 0) == prefix

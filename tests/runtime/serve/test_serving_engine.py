@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from dhlo.serve.types import Choice, EngineOptions, FinishReason, Output, QueueF
 from tests.conftest import ROOT
 from tests.evicting import evicting_greedy
 from tests.sequences import PAGE
+from tests.serving import held
 
 VOCABULARY = 96
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 4 * PAGE  # keys and values of 2 layers, 2 heads of 8 floats
@@ -175,24 +176,6 @@ def test_a_folder_that_breaks_while_in_use(model: Any, step: CompiledModel, tmp_
             all_right()
         assert engine.stats().tiers["folder"]["failures"] > 0
         assert all_right() == [5 * PAGE] * 4  # the folder is there again
-
-
-@contextlib.contextmanager
-def held(engine: Engine) -> Iterator[None]:
-    """What is submitted inside begins together: the engine is at the first token of another request, which waits for it."""
-    begun, there = threading.Event(), threading.Event()
-
-    def wait(*_: Any) -> bool:
-        begun.set()
-        return there.wait(60)
-
-    first = engine.submit([1], replace(GREEDY, max_tokens=1, constrain=wait))
-    assert begun.wait(60)
-    try:
-        yield
-    finally:
-        there.set()
-    first.result(60)
 
 
 def check_empty(engine: Engine) -> None:

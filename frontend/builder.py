@@ -409,11 +409,21 @@ def _exact_quotient(top: sympy.Expr, bottom: sympy.Expr) -> sympy.Expr:
     """top / bottom, of which no rest is left."""
     if bottom == 0:
         return as_expr(0)
+    # FloorDiv would have sympy simplify sides with a common factor, which takes seconds where windows are nested.
+    top, bottom = _without_common_factors(top, bottom)
     opaque = {f: sympy.Dummy() for f in (top / bottom).atoms(sympy.Function)}  # to cancel, rounded parts are mere names
     q = sympy.cancel((top / bottom).xreplace(opaque)).xreplace({d: f for f, d in opaque.items()})
     if sympy.denom(sympy.together(q)) == 1:
         return sympy.expand(q) if q.is_Add or bottom == 1 else q
     return as_expr(FloorDiv(top, bottom))
+
+
+def _without_common_factors(top: sympy.Expr, bottom: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """Both over the factors that both are written with; nothing is expanded."""
+    (n, left), (m, right) = top.primitive(), bottom.primitive()
+    number, powers = sympy.gcd(n, m), right.as_powers_dict()
+    common = product(factor ** sympy.Min(power, powers[factor]) for factor, power in left.as_powers_dict().items())
+    return n / number * (left / common), m / number * (right / common)
 
 
 def _text(value: Any, dtype: DType) -> str:

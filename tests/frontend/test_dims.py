@@ -9,8 +9,10 @@ import sympy
 import torch
 import torch.nn.functional as F
 from torch.export import Dim
+from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.errors import CompileError, ContractError
+from dhlo.frontend.builder import _exact_quotient
 from dhlo.frontend.dims import Dims
 from dhlo.ir.symbols import parse
 from tests.frontend.helpers import check, import_fn, run
@@ -158,6 +160,21 @@ def test_sizes_that_are_1_unless_inputs_are_empty_broadcast() -> None:
         return x.t() + bias, bias.expand(x.shape[1], x.shape[0]) * 2
 
     check(f, [rn(6, 3)], [rn(1, 2)], [rn(9, 1)], shapes=({0: D, 1: D},))
+
+
+def test_quotients_of_windows_are_spared_what_takes_sympy_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sides that are written with a common factor, nested roundings among them, are divided without being simplified."""
+
+    def simplify(e: sympy.Expr) -> sympy.Expr:
+        raise AssertionError(f"{e} is simplified")
+
+    monkeypatch.setattr(sympy, "simplify", simplify)
+    b, s, t = sympy.symbols("b s t", integer=True, nonnegative=True)
+    high, wide = FloorDiv(FloorDiv(s + 1, 2) + 7, 8), FloorDiv(FloorDiv(t + 1, 2) + 7, 8)
+    assert _exact_quotient(64 * b * high * wide, 8 * b * wide) == 8 * high
+    assert _exact_quotient(2 * b * (high + 1) * (wide + 1), 4 * (wide + 1)) == FloorDiv(b * (high + 1), 2)
+    assert _exact_quotient(6 * s * t, 4 * s * (t + 1)) == FloorDiv(3 * t, 2 * t + 2)
+    assert _exact_quotient(s**3 * t, s**2) == s * t
 
 
 def test_python_numbers_as_inputs() -> None:

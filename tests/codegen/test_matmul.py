@@ -401,9 +401,19 @@ def test_bf16(spec: TileSpec, packed: bool) -> None:
 @pytest.mark.parametrize("spec", [TILES, *({PLAIN} - {TILES})], ids=str)
 @pytest.mark.parametrize("packed", [True, False])
 def test_bf16_rows_in_place_are_summed_as_packed_ones(packed: bool, spec: TileSpec) -> None:
-    """Odd depths, whose last unit is packed, in one chunk and in several; beside A there is a NaN that isn't part of it."""
+    """Odd depths, in one chunk and in several; beside A there is a NaN that isn't part of it."""
     rng = np.random.default_rng(13)
-    for m, n, k in ((7, 40, 129), (15, 33, 131), (61, 70, 257), (40, 16, 128), (100, 37, 1501), (29, 600, 999), (20, 5, 3)):
+    shallow = [(15, 33, 1), (29, 40, 3), (30, 70, 21), (14, 64, 69)]
+    for m, n, k in (
+        *shallow,
+        (7, 40, 129),
+        (15, 33, 131),
+        (61, 70, 257),
+        (40, 16, 128),
+        (100, 37, 1501),
+        (29, 600, 999),
+        (20, 5, 3),
+    ):
         wide = tensor(rng, (1, 1, m, k + 1), BF16)
         wide[..., k] = 0x7FC0
         a, b = wide[..., :k], tensor(rng, (1, 1, k, n), BF16)
@@ -443,7 +453,7 @@ def test_depths_and_widths_of_packing(elem: str, spec: TileSpec) -> None:
 
 @pytest.mark.parametrize(("spec", "packed"), [(TILES, False), *((s, True) for s in {PLAIN} - {TILES})], ids=str)
 def test_sums_of_bf16_are_rounded_from_registers_as_from_memory(spec: TileSpec, packed: bool) -> None:
-    """Of whole tiles and what is left beside them, in one chunk, in several and in parts, with a last unit that is packed."""
+    """Of whole tiles and what is left beside them, in one chunk, in several and in parts, with a last unit of one element."""
     rng = np.random.default_rng(15)
     sizes = [*((m, 96, 18) for m in range(1, 16)), (33, 100, 257), (20, 40, 1), (29, 65, 0), (40, 330, 999), (5, 35, 4099)]
     for i, (m, n, k) in enumerate(sizes):

@@ -58,14 +58,12 @@ def emit_blocked_kernel(
 
 @dataclass(frozen=True)
 class _Rows:
-    """A block's rows in a chunk of k: the first one's place, and how many elements of a type the next one is on. `half`: whether a
-    last unit of theirs is packed by itself."""
+    """A block's rows in a chunk of k: the first one's place, and how many elements of a type the next one is on."""
 
     split: RowSplit
     first: V
     apart: V
     elem: str
-    half: V | None
 
 
 class _Kernel:
@@ -81,9 +79,7 @@ class _Kernel:
         placed = result_type(elem)
         packed = F32 if elem == F16 else elem
         self.table = emit_microkernel_table(module, packed, rows=rows, narrow=narrow, placed=placed, spec=spec)
-        # Rows are read by whole units; a last one that isn't is packed.
-        halves = rows and depth(elem) > 1
-        self.halves = emit_microkernel_table(module, elem, narrow=narrow, placed=placed, spec=spec) if halves else None
+        self.by_units = rows and depth(elem) > 1  # of several elements, the last of which may miss some
         self.packing: str | None = None
         if isinstance(source, StridedPanels) and packs_on_the_way(elem):
             self.packing = emit_packing_table(module, elem, rows=rows, placed=placed, spec=spec)
@@ -172,7 +168,8 @@ class _Kernel:
         a_chunk = a_block if chunk is None and part is None else fn.gep(a_block, fn.mul(begins, self.sk), elem)
         rows = self._rows_of(split, a_chunk, size, elements, packs)
         sharing = None if self.shared is None else Sharing.of(fn, elem, spec, split.panels, size)
-        calls = self._calls(size if self.halves is None else fn.divu(elements, depth(elem)), chunk, sharing)
+        half = fn.remu(elements, depth(elem)) if self.by_units else None
+        calls = self._calls(fn.divu(elements, depth(elem)) if self.by_units else size, half, chunk, sharing)
         slices = fn.divu(fn.const(self.row_bytes, I64), split.panels)
         few = self.ahead_few if spec.target.loses_prefetches else self.ahead_more
         alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), few, self.ahead_more)
@@ -211,13 +208,13 @@ class _Kernel:
                 offset, mr = split.panel(i.iv)
                 rows, to = fn.gep(a_chunk, fn.mul(offset, self.sm), elem), fn.gep(self.a_pack, fn.mul(offset, a_size), self.part)
                 emit_pack_a_panel(fn, elem, spec, rows, self.sm, self.sk, mr, elements, to)
-            return _Rows(split, self.a_pack, a_size, self.part, None)
+            return _Rows(split, self.a_pack, a_size, self.part)
         if elem == F16:
             apart = widened_row(fn, size, spec)
             with fn.when(packs):
                 fn.call(emit_widen_rows(fn.module, spec), [a_chunk, self.sm, split.size, size, self.a_pack, apart])
-            return _Rows(split, self.a_pack, apart, F32, None)
-        return _Rows(split, a_chunk, self.sm, elem, None if self.halves is None else self._pack_half(split, a_chunk, elements))
+            return _Rows(split, self.a_pack, apart, F32)
+        return _Rows(split, a_chunk, self.sm, elem)
 
     def _tiles(
         self,
@@ -242,7 +239,7 @@ class _Kernel:
             offset, mr = split.panel(i.iv)
             a = [fn.gep(rows.first, fn.mul(offset, rows.apart), rows.elem)]
             if self.rows:
-                a.append(rows.apart)
+                a += [rows.apart, *(() if calls.half is None else (calls.half,))]
             if self.column_sums is not None:
                 a += [self.column_sums, i.iv]
             if self.source.in_place:
@@ -259,17 +256,17 @@ class _Kernel:
                 tile_row = fn.add(fn.mul(piece.turn, split.size), offset)
                 tile = fn.gep(tile, fn.mul(tile_row, self.columns), self.part)
             place = [batch, fn.add(split.first, offset), piece.n0, mr, piece.width]
-            rest = None
-            if rows.half is not None:
-                rest = rows.half, fn.gep(self.a_pack, fn.mul(offset, spec.left_parts(elem)), self.part)
+            lower, below = fn.add(offset, mr), fn.cmp("lt", fn.add(i.iv, 1), split.panels)
+            beside = fn.add(piece.n0, self.columns)
+            following = fn.select(below, fn.add(split.first, lower), split.first), fn.select(below, piece.n0, beside)
             if variants is not None:
                 kernels, b = calls.either(packs, variants, panel)
-                calls.emit(kernels, a, b, tile, place, spec.nr(elem), fetch, rest)
+                calls.emit(kernels, a, b, tile, place, spec.nr(elem), fetch, following)
             else:
-                calls.emit_across(a, panel, tile, place, fetch, rest, packs=packs, slices=self.source.in_place)
+                calls.emit_across(a, panel, tile, place, fetch, following, packs=packs, slices=self.source.in_place)
 
-    def _calls(self, steps: V, chunk: V | None, sharing: Sharing | None) -> TileCalls:
-        """What tiles of so many steps call."""
+    def _calls(self, steps: V, half: V | None, chunk: V | None, sharing: Sharing | None) -> TileCalls:
+        """What tiles of so many steps, and perhaps a `half` one, call."""
         fn = self.fn
 
         def either(alone: str, packing: int) -> V:
@@ -292,8 +289,8 @@ class _Kernel:
             table=fn.address_of(self.table),
             wide=either(self.table, 0),
             packing=packs,
-            halves=None if self.halves is None else fn.address_of(self.halves),
             steps=steps,
+            half=half,
             adds=adds,
             last=last,
             accumulate=accumulate,
@@ -330,18 +327,6 @@ class _Kernel:
         least = self.columns if not spec.target.mask_registers else spec.lanes(elem) + 1 if self.narrow else 1
         high = fn.cmp("ge", split.panel(fn.i64(0))[1], least_packing(elem, spec))
         return fn.and_(fn.and_(contiguous, high), fn.cmp("ge", c.width, least))
-
-    def _pack_half(self, split: RowSplit, a_chunk: V, elements: V) -> V:
-        """Packs a last unit of rows that are read in place, where only a part of it is theirs; returns whether there is one."""
-        fn, spec, elem = self.fn, self.spec, self.elem
-        rest = fn.remu(elements, depth(elem))
-        there = fn.cmp("ne", rest, 0)
-        with fn.when(there), fn.loop(0, split.panels) as i:
-            offset, mr = split.panel(i.iv)
-            at = fn.add(fn.mul(offset, self.sm), fn.mul(fn.sub(elements, rest), self.sk))
-            to = fn.gep(self.a_pack, fn.mul(offset, spec.left_parts(elem)), self.part)
-            emit_pack_a_panel(fn, elem, spec, fn.gep(a_chunk, at, elem), self.sm, self.sk, mr, rest, to)
-        return there
 
     def _onward(self, calls: TileCalls, c: Chunk, p: V, g0: V, g1: V) -> V:
         """How many bytes on is the packed chunk that is read after that of panel `p`: the group's next panel's, after the last the

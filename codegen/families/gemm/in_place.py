@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dhlo.codegen.families.gemm.operands import Operands
-from dhlo.codegen.families.gemm.plan_cost import call_cycles
 from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, depth, in_one_set
 from dhlo.codegen.kernel_ir.builder import BITS, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -13,8 +12,6 @@ __all__ = ["crowds", "leaves_caches", "reads_in_place", "row_distance"]
 
 # Addresses this far apart share sets of the first-level cache, whatever its size; no machine's is smaller than so many bytes.
 _L1_WAY_BYTES, _LEAST_L1_BYTES = 4096, 32 << 10
-# A last unit of rows in place that is packed costs another call for each tile, which may take one part in so many of its products.
-_HALF_SHARE = 16
 # Rows of bf16 are widened in place, for each tile, where no more than so many panels of B read them: else once, as they are packed.
 _PANELS_WIDENED = 2
 # Rows of single elements are read in place for fewer panels of B, or up to so many row panels, and more of these where B stays in
@@ -33,16 +30,15 @@ def reads_in_place(host: HostContext, elem: str, spec: TileSpec, x: Operands) ->
     stride that is known and suits every machine leaves no choice, and no code for the other form of A; but for single elements
     that many panels may meet, whose lines must come fast enough, too.
     """
-    fn, m, k, (_, _, row_stride, k_stride) = host.fn, x.m, x.k, x.a_strides
+    fn, m, (_, _, row_stride, k_stride) = host.fn, x.m, x.a_strides
     if elem == F16:  # whose copies are apart as suits a cache
         return fn.cmp("eq", k_stride, 1)
     stride = fn.mul(row_stride, BITS[elem] // 8)
     g = fn.min(fn.and_(stride, fn.sub(0, stride)), _L1_WAY_BYTES)
     room, rows = fn.divu(fn.mul(host.machine("l1d_bytes"), 2), 3), spec.rows(elem)
     fits = fn.or_(fn.cmp("le", fn.mul(g, rows), _LEAST_L1_BYTES * 2 // 3), fn.cmp("le", fn.mul(fn.min(m, rows), g), room))
-    if depth(elem) > 1:  # whose last unit may be packed: sums of several sets would be other ones then
-        whole = fn.or_(fn.cmp("eq", fn.remu(k, depth(elem)), 0), fn.cmp("ge", k, _half_depth(elem, spec)))
-        fits = fn.and_(fits, fn.and_(whole, fn.cmp("ge", m, in_one_set(elem, spec))))
+    if depth(elem) > 1:  # whose last unit may miss elements and is added by itself: sums of several sets would be other ones then
+        fits = fn.and_(fits, fn.cmp("ge", m, in_one_set(elem, spec)))
     if depth(elem) == 1:
         least, most = _IN_PLACE_ROWS
         few = fn.or_(fn.cmp("lt", x.n, _IN_PLACE_PANELS * spec.panel(elem)), fn.cmp("le", m, least * rows))
@@ -51,11 +47,6 @@ def reads_in_place(host: HostContext, elem: str, spec: TileSpec, x: Operands) ->
     if spec.left_parts(elem) > 1:
         fits = fn.and_(fits, fn.cmp("le", x.n, _PANELS_WIDENED * spec.panel(elem)))
     return fn.and_(fn.cmp("eq", k_stride, 1), fits)
-
-
-def _half_depth(elem: str, spec: TileSpec) -> int:
-    """Products this deep hide what a last unit costs that is packed by itself (see `_HALF_SHARE`)."""
-    return depth(elem) * -(-_HALF_SHARE * call_cycles(spec) // (spec.mr * spec.vectors * spec.per_panel))
 
 
 def _stays(host: HostContext, elem: str, x: Operands) -> V:

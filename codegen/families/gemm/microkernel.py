@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from dhlo.codegen.families.gemm.matrix_microkernel import emit_matrix_sums
 from dhlo.codegen.families.gemm.multiply_add import multiply_add
-from dhlo.codegen.families.gemm.register_tile import SIGN_BITS, TileSpec, accumulator, in_one_set, unit
+from dhlo.codegen.families.gemm.register_tile import SIGN_BITS, TileSpec, accumulator, depth, in_one_set, unit
 from dhlo.codegen.families.gemm.sides import PackedRows, Panel, RowsInPlace, RowsToPack, after_sums
 from dhlo.codegen.families.gemm.tile_memory import RoundedTile, TileMemory
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
@@ -40,7 +40,7 @@ _ARGS = (
     *(("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64)),
     *(("ahead", PTR), ("ahead_step", I64), ("ahead_shift", I64)),
 )
-_PLACED_ARGS, _ROUNDED_ARGS = (("ld", I64), ("fetches", I64)), (("to", PTR), ("ld", I64))
+_PLACED_ARGS, _ROUNDED_ARGS = (("ld", I64), ("fetches", I64)), (("to", PTR), ("ld", I64), ("next", PTR))
 LEAST_FETCHING: Final = 8
 """Tiles of so many packed rows have room between multiply-adds for what fetches the place where they store their sums."""
 # A row of that is fetched in 2 to the power of so many steps of k at most.
@@ -64,34 +64,42 @@ def emit_microkernel(
     shared: bool = False,
 ) -> str:
     """Emits `ukr_{elem}_{mr}_ahead(a, b, k, tile, accumulate, ahead, ahead_step, ahead_shift)` or, with `rows`,
-    `ukr_{elem}_{mr}_rows_ahead(a, lda, ...)` once and returns its symbol. Units with flipped signs have two more arguments after a.
+    `ukr_{elem}_{mr}_rows_ahead(a, lda, ...)` once and returns its symbol. Units with flipped signs have two more arguments after a,
+    rows in place of units of several elements one after lda.
 
     tile[mr][columns] = sum_k a[k][mr] * b[k][columns], added to the tile's content if `accumulate` != 0; `k` counts units and may
     be 0, and a[k] is left_parts(elem) times mr. `elem` is f32, f64, bf16 or i8. With `rows`, A is read in place: row r at a + r *
-    lda elements, whole units of it; those of bytes have no such variant. Rows of B are panel(elem) apart and those of the tile
-    columns(elem, mr), which are as many as it has; element alignment does. At step kk of k as many bytes are prefetched as are
-    read of B, at ahead + kk * ahead_step bytes: so that the calls that share a panel of B can fetch the next panel between them. If
-    that is `shared` it's a line, at ahead + (kk >> ahead_shift) * ahead_step.
+    lda elements, whole units of it and, if the argument after lda isn't 0, the first element of one more; those of bytes have no
+    such variant. Rows of B are panel(elem) apart and those of the tile columns(elem, mr), which are as many as it has; element
+    alignment does. At step kk of k as many bytes are prefetched as are read of B, at ahead + kk * ahead_step bytes: so that the
+    calls that share a panel of B can fetch the next panel between them. If that is `shared` it's a line, at ahead + (kk >>
+    ahead_shift) * ahead_step.
     `narrow`: only the first vector of columns is computed, the rest of the tile isn't written. `placed`, a type: the sums may
     become a part of a larger matrix of such elements. Where that is the tile's own type, two arguments say how many elements its
-    rows are apart, and whether LEAST_FETCHING packed rows and more fetch the tile's memory in the first steps of k; else two say
-    where the part lies and how many its rows are apart, and sums are rounded to it instead of stored to the tile, unless the
-    address is null. `packing`: B's columns are read where they lie and packed on the way; `b` is the address of PACKING_FIELDS
-    numbers (i64): where the tile's columns of the panel are and how many elements apart its rows, where the columns lie and how
-    many elements apart, how many there are; of fewer than the tile has those that miss are packed as zeros, where the target has
-    `mask_registers`, and mustn't be fewer elsewhere. The function is internal and not inlined.
+    rows are apart, and whether LEAST_FETCHING packed rows and more fetch the tile's memory in the first steps of k; else three say
+    where the part lies, how many elements its rows are apart, and where that of the next tile lies, whose memory is fetched before
+    the first step, and sums are rounded to the part instead of stored to the tile; the first and the last may be null. `packing`:
+    B's columns are read where they lie and packed on the way; `b` is the address of PACKING_FIELDS numbers (i64): where the tile's
+    columns of the panel are and how many elements apart its rows, where the columns lie and how many elements apart, how many there
+    are; of fewer than the tile has those that miss are packed as zeros, where the target has `mask_registers`, and mustn't be fewer
+    elsewhere. The function is internal and not inlined.
     """
     name = f"ukr_{elem}_{mr}{_form(elem, rows, narrow, placed, packing)}{spec.suffix}{'_shared' if shared else '_ahead'}"
     if name in module.functions:
         return name
-    head = (("a", PTR), ("lda", I64)) if rows else _left_args(elem, spec)
+    head = _row_args(elem) if rows else _left_args(elem, spec)
     placing = () if placed is None else _PLACED_ARGS if placed == accumulator(elem) else _ROUNDED_ARGS
     fn = Fn(module, name, (*head, *_ARGS, *placing), explicit=True)
     (a, *beside), (b, k, tile, accumulate, ahead, ahead_step, shift, *where) = fn.args[: len(head)], fn.args[len(head) :]
     right = (RowsToPack if packing else Panel)(fn, elem, spec, b)
-    left = RowsInPlace(fn, elem, spec, mr, a, 1, *beside) if rows else PackedRows(fn, elem, spec, mr, a, mr * spec.left_parts(elem))
+    left = PackedRows(fn, elem, spec, mr, a, mr * spec.left_parts(elem))
+    if rows:
+        left = RowsInPlace(fn, elem, spec, mr, a, 1, *beside)
     vectors = 1 if narrow else spec.columns(elem, mr) // spec.lanes(elem)
     memory = _tile_memory(fn, elem, spec, mr, vectors, tile, placed, where)
+    if isinstance(memory, RoundedTile):
+        with fn.when(fn.cmp("ne", fn.ptr_to_int(where[2]), 0)):
+            memory.fetch(where[2])
     start, fetched = memory.start(accumulate), _Ahead(fn, ahead, ahead_step, [0], shift)
     if not shared:
         fetched = _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step, apart=packing and spec.per_panel == 1)
@@ -114,6 +122,11 @@ def _form(elem: str, rows: bool, narrow: bool, placed: str | None, packing: bool
     """What names of variants say."""
     where = "" if placed is None else "_placed" if placed == accumulator(elem) else f"_to_{placed}"
     return f"{'_rows' if rows else ''}{'_narrow' if narrow else ''}{where}{'_packing' if packing else ''}"
+
+
+def _row_args(elem: str) -> tuple[tuple[str, str], ...]:
+    """The arguments before B of a micro-kernel that reads rows in place."""
+    return (("a", PTR), ("lda", I64), *((("half", I64),) if depth(elem) > 1 else ()))
 
 
 def _left_args(elem: str, spec: TileSpec) -> tuple[tuple[str, str], ...]:
@@ -188,7 +201,7 @@ def _tile_memory(
         return TileMemory(fn, elem, mr, vectors, lanes, tile, ld)
     if placed == accumulator(elem):
         return TileMemory(fn, elem, mr, vectors, lanes, tile, where[0])
-    return RoundedTile(fn, elem, mr, vectors, lanes, tile, ld, placed, *where)
+    return RoundedTile(fn, elem, mr, vectors, lanes, tile, ld, placed, *where[:2])
 
 
 @dataclass(frozen=True)
@@ -311,7 +324,21 @@ class _Products:
             for part, b in enumerate(at.b):
                 acc = self._step(rows, at, 0, part, b, acc)
             tail.yield_(*acc, *left.onward(1, pointers))
-        return tail.results[:n]
+        return self._with_last(rows, k, tail.results[:n], tail.results[n:])
+
+    def _with_last(self, rows: int, k: V, sums: list[V], pointers: Sequence[V]) -> list[V]:
+        """The sums with the products of a last unit, behind `k` whole ones, of which rows in place may have the first element."""
+        fn, left = self.fn, self.left
+        if not isinstance(left, RowsInPlace) or left.half is None:
+            return sums
+
+        def added() -> list[V]:
+            at, acc = self._place(k, pointers), sums
+            for part, b in enumerate(at.b):
+                acc = self._add(rows, at, 0, part, b, acc, left.last(at.a, part))
+            return acc
+
+        return fn.if_else(fn.cmp("ne", left.half, 0), added, lambda: sums, [x.type for x in sums])
 
     def less_what_flips_add(self, k: V, start: Sequence[V], memory: V, turn: V) -> list[V]:
         """The tile's sums without what flipped signs add to them: the sums of a row more, which are in `memory` from the second
@@ -343,8 +370,13 @@ class _Products:
 
     def _step(self, rows: int, at: _Place, u: int, part: int, b: V, acc: Sequence[V]) -> list[V]:
         """Adds the products of a part of the unit `u` on from `at`, whose row of B is at `b`."""
+        return self._add(rows, at, u, part, b, acc, self.left.factors(at.a, u, part))
+
+    def _add(
+        self, rows: int, at: _Place, u: int, part: int, b: V, acc: Sequence[V], factors: Callable[[int, Sequence[V]], V]
+    ) -> list[V]:
+        """The same of rows whose `factors` are these."""
         fn, nv, out = self.fn, self.vectors, list(acc)
-        factors = self.left.factors(at.a, u, part)
 
         def row(i: int) -> V:
             if i == self.mr:

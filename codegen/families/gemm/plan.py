@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dhlo.codegen.families.gemm.pack_rows import widened_row
 from dhlo.codegen.families.gemm.plan_cost import BlockCosts, Cut, RightSide
-from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, accumulator, depth, unit
+from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, accumulator, unit
 from dhlo.codegen.kernel_ir.builder import BITS, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -134,17 +134,15 @@ class Plan:
 
     def scratch_bytes(self, *, rows: bool, copied: bool) -> V:
         """Scratch of a kernel variant: tiles, a chunk of a panel of B that is `copied`, one of a block of A unless its `rows` are
-        read in place, of which a last unit may be packed (those of f16 are copied), and a vector of padding (see
-        `emit_pack_rows`)."""
+        read in place (those of f16 are copied), and a vector of padding (see `emit_pack_rows`)."""
         fn, spec, elem = self.fn, self.spec, self.elem
         elements = fn.add(self.tiles, spec.lanes(elem))
         if copied:
             elements = fn.add(elements, fn.mul(self.kc, spec.panel(elem)))
         if elem == F16 and rows:
             elements = fn.add(elements, fn.mul(self.rows, widened_row(fn, self.kc, spec)))
-        elif not rows or depth(elem) > 1:
-            packed = fn.i64(1) if rows else spec.left_steps(fn, self.kc)
-            elements = fn.add(elements, fn.mul(fn.mul(self.rows, packed), spec.left_parts(elem)))
+        elif not rows:
+            elements = fn.add(elements, fn.mul(fn.mul(self.rows, spec.left_steps(fn, self.kc)), spec.left_parts(elem)))
         return fn.mul(elements, BITS[unit(self.elem)] // 8)
 
 

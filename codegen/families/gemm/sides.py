@@ -127,6 +127,7 @@ class RowsInPlace(PackedRows):
     and spills."""
 
     lda: V
+    half: V | None = None  # whether one more unit follows, of which rows have the first element alone
     in_place = True
 
     def start(self) -> list[V]:
@@ -142,14 +143,32 @@ class RowsInPlace(PackedRows):
     def onward(self, units: int, pointers: Sequence[V]) -> list[V]:
         return [self.fn.gep(p, units, unit(self.elem)) for p in pointers]
 
+    def last(self, at: Sequence[tuple[V, int]], which: int) -> Callable[[int, Sequence[V]], V]:
+        """As `factors` of a last unit, of which a row has the first element alone: those that miss are 0."""
+        fn, part, lanes = self.fn, unit(self.elem), self.spec.lanes(self.elem)
+
+        def factor(i: int, sums: Sequence[V]) -> V:
+            if which > 0:
+                return fn.const(0.0, vec(F32, lanes))
+            number = fn.load(at[i][0], _I16)
+            if self.spec.left_parts(self.elem) > 1:
+                return self._widened(number)
+            return fn.splat(fn.cast(number, part, signed=False), lanes)
+
+        return factor
+
     def _factor(self, base: V, offset: int, u: int, which: int) -> V:
         fn, elem, part = self.fn, self.elem, unit(self.elem)
         lanes, parts = self.spec.lanes(elem), self.spec.left_parts(elem)
         if parts == 1:
             return fn.splat(fn.load(fn.gep(base, u, part), part, BITS[elem] // 8), lanes)
+        return self._widened(fn.load(fn.gep(base, u * parts + which, _I16), _I16))
+
+    def _widened(self, number: V) -> V:
+        """A bf16 in all lanes, as f32."""
         # In both halves of each lane: LLVM would keep pairs in registers for the second number, and has none left.
-        number = fn.load(fn.gep(base, u * parts + which, _I16), _I16)
-        return fn.bitcast(fn.shl(as_vector_of(fn, part, fn.splat(number, lanes * parts)), 16), F32)
+        fn, lanes, parts = self.fn, self.spec.lanes(self.elem), self.spec.left_parts(self.elem)
+        return fn.bitcast(fn.shl(as_vector_of(fn, unit(self.elem), fn.splat(number, lanes * parts)), 16), F32)
 
 
 def after_sums(fn: Fn, p: V, sums: Sequence[V]) -> V:

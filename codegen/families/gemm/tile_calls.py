@@ -27,8 +27,8 @@ class TileCalls:
     table: V
     wide: V  # the same, or those of wide tiles that share what they fetch
     packing: tuple[V, V] | None  # the micro-kernels that pack B, and what they take in its place
-    halves: V | None  # the micro-kernels of packed units, where the others take whole ones only
     steps: V  # of the chunk of k, whole ones where rows are read in place
+    half: V | None  # whether one of which they have the first element alone follows; None where there is no such
     adds: V | None  # whether it adds to the tile; None where it is all of k
     last: V | None  # whether the tile is finished then
     accumulate: V  # for micro-kernels
@@ -70,10 +70,10 @@ class TileCalls:
         place: Sequence[V],
         ld: V | int,
         fetch: Sequence[V],
-        rest: tuple[V, V] | None,
+        following: tuple[V, V],
     ) -> None:
-        """One chunk of the sums in `tile`, which are at `place` (batch, row, column, rows, columns) of C. `rest`: whether A's
-        whole units are followed by one that is packed, and its address. `fetch`: what is prefetched (see `emit_microkernel`)."""
+        """One chunk of the sums in `tile`, which are at `place` (batch, row, column, rows, columns) of C. `fetch`: what is
+        prefetched (see `emit_microkernel`). `following`: row and column of the next tile."""
         fn, acc = self.fn, accumulator(self.elem)
         ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
         at, apart, inside, rounds = tile, fn.i64(ld), None, result_type(self.elem) != acc
@@ -82,32 +82,34 @@ class TileCalls:
         if self.result is not None:
             batch, row, column, _, width = place
             inside = fn.and_(fn.cmp("ne", fn.ptr_to_int(self.result), 0), fn.cmp("eq", width, apart))
-            cell = fn.add(fn.mul(fn.add(fn.mul(batch, self.m), row), self.n), column)
-            to = fn.select(inside, fn.gep(self.result, cell, result_type(self.elem)), null if rounds else tile)
+            to = fn.select(inside, self._cell(self.result, batch, row, column), null if rounds else tile)
             at, apart = tile if rounds else to, self.n if rounds else fn.select(inside, self.n, apart)
         place = [self.eargs, tile, fn.i64(ld), *place]
-        touches, fetches = self.touches, fn.const(0, I1)
-        if inside is not None and acc == self.elem and not self.rows:
-            fetches = fn.and_(fn.and_(inside, self.fetches), fn.cmp("ge", place[6], LEAST_FETCHING))
-            touches = fn.and_(touches, fn.not_(fetches))
+        fetches, later = fn.const(0, I1), null
+        if inside is not None and self.result is not None:
+            if rounds:
+                fetches = fn.and_(inside, self.fetches)
+                later = fn.select(fetches, self._cell(self.result, place[3], *following), null)
+            elif acc == self.elem and not self.rows:
+                fetches = fn.and_(fn.and_(inside, self.fetches), fn.cmp("ge", place[6], LEAST_FETCHING))
+        touches = fn.and_(self.touches, fn.not_(fetches))
         with fn.when(touches):
             fn.call_ptr(self.touch, place)
         if self.adds is not None:
             with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), LINE_BYTES) as line:
                 fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
-        # What is packed behind whole units is added to their sums in the tile.
-        placed = [apart, fn.cast(fetches, I64, signed=False)]
-        if rounds:
-            placed = [to if rest is None else fn.select(rest[0], null, to), apart]
+        placed = [to, apart, later] if rounds else [apart, fn.cast(fetches, I64, signed=False)]
         fn.call_ptr(ukr, [*a, b, self.steps, at, self.accumulate, *fetch, *placed])
-        if rest is not None and self.halves is not None:
-            with fn.when(rest[0]):
-                ukr = fn.load(fn.gep(self.variants(place[7], self.halves), fn.sub(place[6], 1), PTR), PTR)
-                last = fn.gep(b, fn.mul(self.steps, self.spec.panel(self.elem)), unit(self.elem))
-                fn.call_ptr(ukr, [rest[1], last, fn.i64(1), tile, fn.i64(1), fetch[0], fn.i64(0), fn.i64(0), to, apart])
         hands_over = self.last if inside is None else fn.not_(inside)
         with nullcontext() if hands_over is None else fn.when(hands_over):
             fn.call_ptr(self.epilogue, place)
+
+    def _cell(self, result: V, batch: V, row: V, column: V) -> V:
+        """Where an element of C lies; where there is none, the address is good for a prefetch."""
+        fn = self.fn
+        with fn.wrapping():
+            cell = fn.add(fn.mul(fn.add(fn.mul(batch, self.m), row), self.n), column)
+        return fn.gep(result, cell, result_type(self.elem))
 
     def emit_across(
         self,
@@ -116,7 +118,7 @@ class TileCalls:
         tile: V,
         place: Sequence[V],
         fetch: Sequence[V],
-        rest: tuple[V, V] | None,
+        following: tuple[V, V],
         *,
         packs: V | None,
         slices: bool,
@@ -136,7 +138,10 @@ class TileCalls:
             if spec.flips(elem):
                 a = [a[0], fn.gep(a[1], t.iv, I32), a[2]]
             kernels, right = self.either(packs, self.variants(left, self.table), b)
-            self.emit(kernels, a, right, sums, here, ld, [fn.gep(address, later, I8), share, shared], rest)
+            beside = fn.add(t.iv, ld)
+            more = fn.cmp("lt", beside, width)  # in the panel
+            after = fn.select(more, m0, following[0]), fn.select(more, fn.add(n0, beside), following[1])
+            self.emit(kernels, a, right, sums, here, ld, [fn.gep(address, later, I8), share, shared], after)
             if self.packing is not None:  # the next tile's columns
                 nbytes = fn.mul(ld, BITS[part] // 8)
                 for i, more in ((0, nbytes), (2, nbytes), (4, fn.sub(0, ld))):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from dhlo.codegen.elementwise.rules import narrow as rounded
 from dhlo.codegen.families.gemm.register_tile import BF16, accumulator
-from dhlo.codegen.kernel_ir.builder import BITS, Fn, V, vec
+from dhlo.codegen.kernel_ir.builder import BITS, I8, Fn, V, vec
+from dhlo.codegen.target import LINE_BYTES
 
 __all__ = ["RoundedTile", "TileMemory", "rounded_together"]
 
@@ -51,6 +52,15 @@ class RoundedTile(TileMemory):
     ) -> None:
         super().__init__(fn, elem, rows, vectors, lanes, tile, ld)
         self.dtype, self.to, self.apart = dtype, to, apart
+
+    def fetch(self, to: V) -> None:
+        """Prefetches what as large a tile's sums are stored to, all at once: its rows are a line or two, and their addresses take
+        no register of the loop over k."""
+        fn, nbytes = self.fn, self.vectors * self.lanes * BITS[self.dtype] // 8
+        for i in range(self.rows):
+            row = fn.gep(to, fn.mul(self.apart, i), self.dtype)
+            for at in (*range(0, nbytes, LINE_BYTES), nbytes - 1):
+                fn.prefetch(fn.gep(row, at, I8))
 
     def store(self, sums: Sequence[V]) -> None:
         def to_tile() -> list[V]:

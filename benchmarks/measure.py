@@ -104,14 +104,13 @@ def work_of(w: Workload, folder: Path) -> tuple[Work, Path]:
     module = w.module()
     work = Work([list(s) for s in w.shapes])
     weights = _weight_bytes(module, w.tied_head)
-    wide = w.module().double()
+    wide = module.double()
     known: dict[Shape, tuple[list[torch.Tensor], int, int]] = {}  # results, flops and bytes; arguments of a shape are the same
     with torch.no_grad():
         for s in dict.fromkeys(w.shapes):
             arguments = w.arguments(s)
-            with FlopCounterMode(display=False) as counter:
-                module(*arguments)
-            exact = tree_leaves(wide(*tree_map(widen, arguments)))
+            with FlopCounterMode(display=False) as counter:  # here, as eager's products of f16 take minutes
+                exact = tree_leaves(wide(*tree_map(widen, arguments)))
             given = [t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)]
             sizes = [w.dtype.itemsize if t.is_floating_point() else t.element_size() for t in exact]
             moved = weights + _nbytes(given) + sum(t.numel() * n for t, n in zip(exact, sizes, strict=True))

@@ -604,6 +604,15 @@ def test_a_large_b_is_packed_before_past_slow_caches() -> None:
         assert "nontemporal" in text and text.count(f'"{TILES.target.fence}"') == 1
 
 
+@pytest.mark.skipif(TARGET.vector_bits < 512, reason="the facts are of a machine with vectors of 512 bits")
+def test_b_is_packed_before_for_many_rows_where_its_rows_crowd_few_sets_of_a_cache() -> None:
+    """Tiles that pack it would take k in short chunks, for each of which rows of A are packed anew."""
+    rng = np.random.default_rng(24)
+    for m, stride, beforehand in ((450, 1024, True), (450, 1040, False), (300, 1024, False)):
+        a, b = tensor(rng, (1, 1, m, 64)), tensor(rng, (1, 1, 64, stride))[..., :96]
+        check(run(a, b, packed=False, l2_bytes=128 << 10, machine=ZEN5, beforehand=beforehand), a, b)
+
+
 def test_b_of_bytes_is_packed_before_where_its_rows_crowd_few_sets_of_a_cache() -> None:
     """A panel takes half of a line, and finds none of what the one before has read."""
     rng = np.random.default_rng(12)

@@ -225,7 +225,10 @@ class Matmul:
             return self._launch(host, x, *self._panels(host, x), blocking)
 
         owns = blocking.plan.packs_own(self._uses(fn, x, blocking.plan.blocks))
-        if self.spec.panel(self.elem) * BITS[self.elem] // 8 < LINE_BYTES:
+        if packs_on_the_way(self.elem):
+            dear = fn.and_(crowds(host, self.elem, x), blocking.plan.right.outweighs_copies(x.m))
+            owns = fn.and_(owns, fn.not_(dear))
+        elif self.spec.panel(self.elem) * BITS[self.elem] // 8 < LINE_BYTES:
             owns = fn.and_(owns, fn.not_(crowds(host, self.elem, x)))
         return fn.if_else(owns, own, pack_first, [])
 

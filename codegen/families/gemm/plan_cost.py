@@ -33,8 +33,10 @@ _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
 _STORED_CYCLES, _STREAM_SHARE = 2, 4
 # A B of so many times what would be stored past the caches is packed beforehand for more than so many row panels.
 _FAR_EXCESS, _FEW_PANELS = 2, 12
-# Where B is packed beforehand, its panels cost so many of these in all.
-_PACKED_COPIES = 3
+# Where B is packed beforehand, its panels cost so many of these in all. Where its rows crowd few sets of a cache, that spares short
+# chunks of k, in each of which A is packed anew; it pays where products take so many times as long as B through memory. Found on a
+# Zen 4: 300 rows and more.
+_PACKED_COPIES, _CROWDED_SHARE = 3, 12
 # Tiles below each other write pieces of rows of C that are far apart, those beside each other go on where the last one ended:
 # cycles of a row of a tile, at least, or in which the third-level cache delivers so many bytes, in a matrix of so many panels and
 # more (fewer where that cache is slow). One row panel a block then pays where all of B stays in one part in so many of the
@@ -112,6 +114,11 @@ class RightSide:
         stays = fn.and_(inside, fn.cmp("ge", host.l2_bytes, beside))
         again = fn.select(stays, 0, stream)
         return cls(fn, spec, copied, copying, own, stream, again, inside, near, wide, few_rows, by_tiles, always)
+
+    def outweighs_copies(self, rows: V) -> V:
+        """Whether products of so many rows take much longer than a B that is packed beforehand and comes from memory each time."""
+        work = self.fn.mul(rows, self.spec.vectors * self.spec.per_panel)
+        return self.fn.cmp("ge", work, self.fn.mul(self.stream, _PACKED_COPIES * _CROWDED_SHARE))
 
     def packs_own(self, uses: V, rows: V) -> V:
         """Whether each of a panel's uses, blocks of so many rows, packs it to scratch: no second launch, no way through memory."""

@@ -117,8 +117,8 @@ class RightSide:
 
     def outweighs_copies(self, rows: V) -> V:
         """Whether products of so many rows take much longer than a B that is packed beforehand and comes from memory each time."""
-        work = self.fn.mul(rows, self.spec.vectors * self.spec.per_panel)
-        return self.fn.cmp("ge", work, self.fn.mul(self.stream, _PACKED_COPIES * _CROWDED_SHARE))
+        copies = self.fn.mul(self.stream, _PACKED_COPIES * _CROWDED_SHARE)
+        return self.fn.cmp("ge", rows, self.fn.divu(copies, self.spec.vectors * self.spec.per_panel))
 
     def packs_own(self, uses: V, rows: V) -> V:
         """Whether each of a panel's uses, blocks of so many rows, packs it to scratch: no second launch, no way through memory."""

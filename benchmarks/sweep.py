@@ -1,7 +1,8 @@
 """python -m benchmarks.sweep: matrix products of sizes drawn at random, beside other peers and the machine's multiply-add ceiling.
 
 K and N are log-uniform in 16 … 16,384, the rows M in 1 … 2,048; B is a constant (one program for each K and N, three M each), an
-argument (one program for all sizes) or a batch of arguments. The same seed draws the same sample everywhere. `--types` compares
+argument (one program for all sizes) or a batch of arguments. The same seed draws the same sample everywhere. With `--powers` K and
+N are powers of two, which models have and chance hardly draws: rows that far apart share few sets of a cache. `--types` compares
 this compiler's products of bf16 with those of f32, of the same sizes.
 """
 
@@ -53,25 +54,34 @@ def _draw(rng: random.Random, bounds: tuple[int, int]) -> int:
     return min(hi, int(math.exp(rng.uniform(math.log(lo), math.log(hi + 1)))))
 
 
-def sample(count: int, seed: int, tiny: bool = False) -> dict[str, Workload]:
-    """Programs by name with `count` products of each kind and dtype in all; `tiny` ones test the machinery."""
-    return {w.name: w for tag in DTYPES for w in _drawn(tag, tag, count, seed, tiny)}
+def sample(count: int, seed: int, tiny: bool = False, powers: bool = False) -> dict[str, Workload]:
+    """Programs by name with `count` products of each kind and dtype in all. `tiny` ones test the machinery; `powers`: K and N are
+    powers of two."""
+    return {w.name: w for tag in DTYPES for w in _drawn(tag, tag, count, seed, tiny, powers)}
 
 
-def _drawn(tag: str, stream: str, count: int, seed: int, tiny: bool) -> Iterator[Workload]:
+def _drawn(tag: str, stream: str, count: int, seed: int, tiny: bool, powers: bool) -> Iterator[Workload]:
     """Programs of one dtype, of the sizes that are drawn for the dtype `stream`."""
     depths, rows, batches = (_TINY_DEPTHS, _TINY_ROWS, _TINY_BATCHES) if tiny else (_DEPTHS, _ROWS, _BATCHES)
-    return _programs(tag, count, random.Random(f"{stream}{seed}"), depths, rows, batches)
+    return _programs(tag, count, random.Random(f"{stream}{seed}"), depths, rows, batches, powers)
 
 
 def _programs(
-    tag: str, count: int, rng: random.Random, depths: tuple[int, int], rows: tuple[int, int], batches: tuple[int, int]
+    tag: str,
+    count: int,
+    rng: random.Random,
+    depths: tuple[int, int],
+    rows: tuple[int, int],
+    batches: tuple[int, int],
+    powers: bool,
 ) -> Iterator[Workload]:
     dtype = DTYPES[tag]
 
     def matrix(most: int) -> tuple[int, int]:
         while True:
-            k, n = _draw(rng, depths), _draw(rng, depths)
+            k, n = (_draw(rng, depths) for _ in range(2))
+            if powers:
+                k, n = (1 << round(math.log2(x)) for x in (k, n))
             if k * n <= most:
                 return k, n
 
@@ -138,16 +148,18 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 
 
-def subject(name: str, count: int, seed: int, tiny: bool) -> Subject:
+def subject(name: str, count: int, seed: int, tiny: bool, powers: bool) -> Subject:
     """A program of the sample as the measuring process takes it."""
-    return sample(count, seed, tiny)[name].subject()
+    return sample(count, seed, tiny, powers)[name].subject()
 
 
-def compare_types(count: int, seed: int, threads: int, *, tiny: bool = False) -> list[tuple[float, str, tuple[int, ...]]]:
+def compare_types(
+    count: int, seed: int, threads: int, *, tiny: bool = False, powers: bool = False
+) -> list[tuple[float, str, tuple[int, ...]]]:
     """Of each product drawn for f32, f32's shortest time over bf16's, the kind of B, and the sizes (batch and) M, K, N: both by
     this compiler, in one process, called in turn."""
     out = []
-    for pair in zip(*(_drawn(tag, "f32", count, seed, tiny) for tag in ("f32", "bf16")), strict=True):
+    for pair in zip(*(_drawn(tag, "f32", count, seed, tiny, powers) for tag in ("f32", "bf16")), strict=True):
         peers = [PEERS["dhlo"](w.subject(), threads) for w in pair]
         given = [[peer.prepare((w.arguments(s), {})) for s in w.shapes] for peer, w in zip(peers, pair, strict=True)]
         times: list[list[list[float]]] = [[[] for _ in pair[0].shapes] for _ in pair]
@@ -225,6 +237,7 @@ def _arguments() -> argparse.Namespace:
     parser = measure.options("benchmarks.sweep", __doc__, "program", 15, _PEERS, "sweep", limited=True)
     parser.add_argument("--samples", type=int, default=60, help="products of each kind of B and dtype")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--powers", action="store_true", help="K and N are powers of two")
     parser.add_argument("--only", default="", help="first part of the programs' names: f32, bf16_constant, f32_argument …")
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
     parser.add_argument("--types", action="store_true", help="compare products of bf16 and of f32 by this compiler alone")
@@ -236,14 +249,15 @@ def main() -> int:
     a = _arguments()
     peers = measure.chosen_peers(a)
     if a.types:
-        _print_types(compare_types(a.samples, a.seed, a.threads, tiny=a.tiny))
+        _print_types(compare_types(a.samples, a.seed, a.threads, tiny=a.tiny, powers=a.powers))
         return 0
-    given = {"count": a.samples, "seed": a.seed, "tiny": a.tiny}
+    given = {"count": a.samples, "seed": a.seed, "tiny": a.tiny, "powers": a.powers}
     chosen = [w for w in sample(**given).values() if w.name.startswith(a.only)]
     if not chosen:
         print(f"error: no program begins with '{a.only}'", file=sys.stderr)
         return 2
-    folder = a.results / f"{'tiny' if a.tiny else 'full'}_{a.samples}_{a.seed}{a.target or ''}"
+    sizes = f"{'tiny' if a.tiny else 'full'}{'_powers' if a.powers else ''}"
+    folder = a.results / f"{sizes}_{a.samples}_{a.seed}{a.target or ''}"
     for w in [] if a.report_only else chosen:
         print(f"== {w.name}", file=sys.stderr, flush=True)
         result = measure.measure_workload(

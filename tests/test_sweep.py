@@ -28,13 +28,24 @@ def test_the_seed_decides_the_sample() -> None:
         assert sum(n.startswith(f"{tag}_constant") for n in first) == 10
 
 
+def test_powers_of_two_are_drawn_if_asked_for() -> None:
+    """The rows stay what they are."""
+    plain, powers = sample(30, 0), sample(30, 0, powers=True)
+    for tag in ("f32", "bf16", "f16"):
+        for kind in ("argument", "batched"):
+            sizes = [s[-2:] for s in powers[f"{tag}_{kind}"].shapes]
+            assert all(x == 1 << x.bit_length() - 1 and 16 <= x <= 16384 for s in sizes for x in s) and len(set(sizes)) > 10
+        assert any(s[-3] & (s[-3] - 1) for s in powers[f"{tag}_argument"].shapes)
+    assert plain["f32_argument"].shapes != powers["f32_argument"].shapes
+
+
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("bf16_argument", "f16_argument", "f32_batched")]
 
 
 @pytest.mark.parametrize("name", ["f32_constant", *SLOW])
 def test_programs_of_the_sample_are_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "measure", lambda threads: Ceilings(1, 100.0, 200.0, 100.0, 50.0, 20.0))
-    given = {"count": 3, "seed": 0, "tiny": True}
+    given = {"count": 3, "seed": 0, "tiny": True, "powers": False}
     w = next(w for n, w in sample(**given).items() if n.startswith(name))
     result = measure.measure_workload(
         w,

@@ -109,7 +109,7 @@ def work_of(w: Workload, folder: Path) -> tuple[Work, Path]:
     with torch.no_grad():
         for s in dict.fromkeys(w.shapes):
             arguments = w.arguments(s)
-            with FlopCounterMode(display=False) as counter:  # here, as eager's products of f16 take minutes
+            with FlopCounterMode(display=False) as counter:  # in f16 eager takes minutes
                 exact = tree_leaves(wide(*tree_map(widen, arguments)))
             given = [t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)]
             sizes = [w.dtype.itemsize if t.is_floating_point() else t.element_size() for t in exact]

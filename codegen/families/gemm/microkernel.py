@@ -92,14 +92,9 @@ def emit_microkernel(
     fn = Fn(module, name, (*head, *_ARGS, *placing), explicit=True)
     (a, *beside), (b, k, tile, accumulate, ahead, ahead_step, shift, *where) = fn.args[: len(head)], fn.args[len(head) :]
     right = (RowsToPack if packing else Panel)(fn, elem, spec, b)
-    left = PackedRows(fn, elem, spec, mr, a, mr * spec.left_parts(elem))
-    if rows:
-        left = RowsInPlace(fn, elem, spec, mr, a, 1, *beside)
+    left = RowsInPlace(fn, elem, spec, mr, a, 1, *beside) if rows else PackedRows(fn, elem, spec, mr, a, mr * spec.left_parts(elem))
     vectors = 1 if narrow else spec.columns(elem, mr) // spec.lanes(elem)
     memory = _tile_memory(fn, elem, spec, mr, vectors, tile, placed, where)
-    if isinstance(memory, RoundedTile):
-        with fn.when(fn.cmp("ne", fn.ptr_to_int(where[2]), 0)):
-            memory.fetch(where[2])
     start, fetched = memory.start(accumulate), _Ahead(fn, ahead, ahead_step, [0], shift)
     if not shared:
         fetched = _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step, apart=packing and spec.per_panel == 1)
@@ -201,7 +196,7 @@ def _tile_memory(
         return TileMemory(fn, elem, mr, vectors, lanes, tile, ld)
     if placed == accumulator(elem):
         return TileMemory(fn, elem, mr, vectors, lanes, tile, where[0])
-    return RoundedTile(fn, elem, mr, vectors, lanes, tile, ld, placed, *where[:2])
+    return RoundedTile(fn, elem, mr, vectors, lanes, tile, ld, placed, *where)
 
 
 @dataclass(frozen=True)

@@ -78,20 +78,19 @@ class TileCalls:
         ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
         at, apart, inside, rounds = tile, fn.i64(ld), None, result_type(self.elem) != acc
         null = fn.int_to_ptr(fn.i64(0))
-        to = null  # where sums are rounded to
+        to = later = null  # where sums are rounded to, and those of the next tile
+        fetches = fn.const(0, I1)
         if self.result is not None:
-            batch, row, column, _, width = place
+            batch, row, column, high, width = place
             inside = fn.and_(fn.cmp("ne", fn.ptr_to_int(self.result), 0), fn.cmp("eq", width, apart))
             to = fn.select(inside, self._cell(self.result, batch, row, column), null if rounds else tile)
             at, apart = tile if rounds else to, self.n if rounds else fn.select(inside, self.n, apart)
-        place = [self.eargs, tile, fn.i64(ld), *place]
-        fetches, later = fn.const(0, I1), null
-        if inside is not None and self.result is not None:
             if rounds:
                 fetches = fn.and_(inside, self.fetches)
-                later = fn.select(fetches, self._cell(self.result, place[3], *following), null)
+                later = fn.select(fetches, self._cell(self.result, batch, *following), null)
             elif acc == self.elem and not self.rows:
-                fetches = fn.and_(fn.and_(inside, self.fetches), fn.cmp("ge", place[6], LEAST_FETCHING))
+                fetches = fn.and_(fn.and_(inside, self.fetches), fn.cmp("ge", high, LEAST_FETCHING))
+        place = [self.eargs, tile, fn.i64(ld), *place]
         touches = fn.and_(self.touches, fn.not_(fetches))
         with fn.when(touches):
             fn.call_ptr(self.touch, place)
@@ -139,8 +138,8 @@ class TileCalls:
                 a = [a[0], fn.gep(a[1], t.iv, I32), a[2]]
             kernels, right = self.either(packs, self.variants(left, self.table), b)
             beside = fn.add(t.iv, ld)
-            more = fn.cmp("lt", beside, width)  # in the panel
-            after = fn.select(more, m0, following[0]), fn.select(more, fn.add(n0, beside), following[1])
+            in_panel = fn.cmp("lt", beside, width)
+            after = fn.select(in_panel, m0, following[0]), fn.select(in_panel, fn.add(n0, beside), following[1])
             self.emit(kernels, a, right, sums, here, ld, [fn.gep(address, later, I8), share, shared], after)
             if self.packing is not None:  # the next tile's columns
                 nbytes = fn.mul(ld, BITS[part] // 8)

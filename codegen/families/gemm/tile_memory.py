@@ -45,22 +45,24 @@ class TileMemory:
 
 class RoundedTile(TileMemory):
     """A tile whose sums are rounded to the narrower float type `dtype` and stored at `to` instead, rows `apart` elements apart,
-    where that isn't null."""
+    where that isn't null. If `following` isn't, it's where the sums of the next tile will be."""
 
     def __init__(
-        self, fn: Fn, elem: str, rows: int, vectors: int, lanes: int, tile: V, ld: int, dtype: str, to: V, apart: V
+        self, fn: Fn, elem: str, rows: int, vectors: int, lanes: int, tile: V, ld: int, dtype: str, to: V, apart: V, following: V
     ) -> None:
         super().__init__(fn, elem, rows, vectors, lanes, tile, ld)
-        self.dtype, self.to, self.apart = dtype, to, apart
+        self.dtype, self.to, self.apart, self.following = dtype, to, apart, following
 
-    def fetch(self, to: V) -> None:
-        """Prefetches what as large a tile's sums are stored to, all at once: its rows are a line or two, and their addresses take
-        no register of the loop over k."""
+    def start(self, accumulate: V) -> list[V]:
+        """Prefetches the next tile's place, too, all at once: rows are a line or two, and their addresses take no register of the
+        loop over k."""
         fn, nbytes = self.fn, self.vectors * self.lanes * BITS[self.dtype] // 8
-        for i in range(self.rows):
-            row = fn.gep(to, fn.mul(self.apart, i), self.dtype)
-            for at in (*range(0, nbytes, LINE_BYTES), nbytes - 1):
-                fn.prefetch(fn.gep(row, at, I8))
+        with fn.when(fn.cmp("ne", fn.ptr_to_int(self.following), 0)):
+            for i in range(self.rows):
+                row = fn.gep(self.following, fn.mul(self.apart, i), self.dtype)
+                for at in (*range(0, nbytes, LINE_BYTES), nbytes - 1):
+                    fn.prefetch(fn.gep(row, at, I8))
+        return super().start(accumulate)
 
     def store(self, sums: Sequence[V]) -> None:
         def to_tile() -> list[V]:

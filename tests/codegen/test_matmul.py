@@ -590,13 +590,18 @@ def test_b_that_tiles_could_pack_on_their_way_is_rarely_packed_before() -> None:
 
 
 def test_a_large_b_is_packed_before_past_slow_caches() -> None:
-    """Where the third-level cache is as slow as memory, for more than a few row panels; stores then pass the caches."""
+    """Where the third-level cache is as slow as memory, for many row panels; stores then pass the caches. A block alone of fewer
+    packs it for itself, in short chunks of k that change no bit."""
     rng = np.random.default_rng(31)
-    a, b = tensor(rng, (1, 1, 200, 500)), tensor(rng, (1, 1, 500, 600))
+    rows = 45 * TILES.rows(F32)
+    a, b = tensor(rng, (1, 1, rows, 500)), tensor(rng, (1, 1, 500, 600))
     for l3_bytes_per_us in (30_000, 120_000):
         facts = {**_FMAS, "l3_bytes": 32 << 20, "l3_bytes_per_us": l3_bytes_per_us, "memory_bytes_per_us": 30_000}
-        check(run(a, b, packed=False, l2_bytes=256 << 10, machine=facts, beforehand=l3_bytes_per_us == 30_000), a, b)
-        check(run(a[..., :20, :], b, packed=False, l2_bytes=256 << 10, machine=facts, beforehand=False), a[..., :20, :], b)
+        whole = run(a, b, packed=False, l2_bytes=256 << 10, machine=facts, beforehand=l3_bytes_per_us == 30_000)
+        check(whole, a, b)
+        for few in (20, rows // 4):
+            part = run(a[..., :few, :], b, packed=False, l2_bytes=256 << 10, machine=facts, beforehand=False)
+            np.testing.assert_array_equal(part, whole[..., :few, :])
     if TILES.target.fence:
         module = KernelModule(TILES.target)
         emit_pack_b_kernel(module, F32, TILES)

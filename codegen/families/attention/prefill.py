@@ -351,6 +351,7 @@ def _score(fn: Fn, spec: Spec, at: dict[str, V], table: V, k: V, ldk: V, count: 
                 at["qt"],  # which is near: nothing else is to be fetched
                 fn.i64(spec.tiles.alone.row_bytes(F32)),
                 fn.i64(0),
+                fn.i64(0),
             ],
         )
 

@@ -84,7 +84,7 @@ class _Kernel:
         if isinstance(source, StridedPanels) and packs_on_the_way(elem):
             self.packing = emit_packing_table(module, elem, rows=rows, placed=placed, spec=spec)
         self.shared: tuple[str, str] | None = None  # micro-kernels of those that share what they fetch, and of those that pack
-        if self.packing is not None and spec.per_panel == 1 and not parts and not rows:  # rows' addresses leave no register
+        if self.packing is not None and spec.per_panel == 1 and not parts and not rows:  # whose addresses leave no register
             tables = (emit_shared_table(module, elem, placed=placed, spec=spec, packing=packing) for packing in (False, True))
             self.shared = next(tables), next(tables)
         self.fn = fn = kernel_fn(module, name)
@@ -234,7 +234,7 @@ class _Kernel:
         many bytes for each unit of k. They wait for the next chunk side by side, if one `waits`."""
         fn, spec, elem, split = self.fn, self.spec, self.elem, rows.split
         variants = calls.variants(piece.width, calls.table) if spec.per_panel == 1 else None
-        slice_bytes = fn.mul(piece.units, later_step)
+        slice_bytes, zero = fn.mul(piece.units, later_step), fn.i64(0)
         with fn.loop(0, split.panels) as i:
             offset, mr = split.panel(i.iv)
             a = [fn.gep(rows.first, fn.mul(offset, rows.apart), rows.elem)]
@@ -243,13 +243,13 @@ class _Kernel:
             if self.column_sums is not None:
                 a += [self.column_sums, i.iv]
             if self.source.in_place:
-                fetch = [fn.gep(later, fn.mul(i.iv, slice_bytes), I8), later_step, fn.i64(0)]
+                fetch = [fn.gep(later, fn.mul(i.iv, slice_bytes), I8), later_step, zero, zero]
             else:
-                lead, share, shift = fn.cmp("eq", i.iv, 0), later, fn.i64(0)
+                lead, share = fn.cmp("eq", i.iv, 0), (zero, zero)
                 if sharing is not None:
-                    lead, share, shift = sharing.share(i.iv, later, later_step)
+                    lead, share = fn.or_(lead, sharing.shares), sharing.share(i.iv)
                 other, other_step = self._rows_ahead(a[0], mr, piece.k, fn.cmp("eq", piece.turn, 0), panel)
-                fetch = [fn.select(lead, share, other), fn.select(lead, later_step, other_step), shift]
+                fetch = [fn.select(lead, later, other), fn.select(lead, later_step, other_step), *share]
             packs = None if packing is None else fn.and_(packing, fn.cmp("eq", i.iv, 0))
             tile = self.tile
             if waits:

@@ -38,7 +38,7 @@ _PREFETCH_LOCALITY = 2
 _RETRY_ROWS, _RETRY_BYTES = 5, 2048
 _ARGS = (
     *(("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64)),
-    *(("ahead", PTR), ("ahead_step", I64), ("ahead_shift", I64)),
+    *(("ahead", PTR), ("ahead_step", I64), ("ahead_from", I64), ("ahead_pace", I64)),
 )
 _PLACED_ARGS, _ROUNDED_ARGS = (("ld", I64), ("fetches", I64)), (("to", PTR), ("ld", I64), ("next", PTR))
 LEAST_FETCHING: Final = 8
@@ -49,6 +49,9 @@ _MOST_PLACE_SHIFT: Final = 3
 _LEAST_PACKING = 4
 SHARING_PANELS: Final = 3
 """From so many row panels on a block's tiles share what they fetch."""
+FETCH_BITS: Final = 16
+"""Parts of a line in which tiles count what they fetch, as a power of two."""
+_LINE_BITS = LINE_BYTES.bit_length() - 1
 
 
 def emit_microkernel(
@@ -63,7 +66,7 @@ def emit_microkernel(
     packing: bool = False,
     shared: bool = False,
 ) -> str:
-    """Emits `ukr_{elem}_{mr}_ahead(a, b, k, tile, accumulate, ahead, ahead_step, ahead_shift)` or, with `rows`,
+    """Emits `ukr_{elem}_{mr}_ahead(a, b, k, tile, accumulate, ahead, ahead_step, ahead_from, ahead_pace)` or, with `rows`,
     `ukr_{elem}_{mr}_rows_ahead(a, lda, ...)` once and returns its symbol. Units with flipped signs have two more arguments after a,
     rows in place of units of several elements one after lda.
 
@@ -72,8 +75,8 @@ def emit_microkernel(
     lda elements, whole units of it and, if the argument after lda isn't 0, the first element of one more; those of bytes have no
     such variant. Rows of B are panel(elem) apart and those of the tile columns(elem, mr), which are as many as it has; element
     alignment does. At step kk of k as many bytes are prefetched as are read of B, at ahead + kk * ahead_step bytes: so that the
-    calls that share a panel of B can fetch the next panel between them. If that is `shared` it's a line, at ahead + (kk >>
-    ahead_shift) * ahead_step.
+    calls that share a panel of B can fetch the next panel between them. If that is `shared` it's a line: of rows `ahead_step` bytes
+    apart the lines of a panel one after the other, from the line `ahead_from` on, `ahead_pace` a step, both in 2^FETCH_BITS parts.
     `narrow`: only the first vector of columns is computed, the rest of the tile isn't written. `placed`, a type: the sums may
     become a part of a larger matrix of such elements. Where that is the tile's own type, two arguments say how many elements its
     rows are apart, and whether LEAST_FETCHING packed rows and more fetch the tile's memory in the first steps of k; else three say
@@ -90,12 +93,13 @@ def emit_microkernel(
     head = _row_args(elem) if rows else _left_args(elem, spec)
     placing = () if placed is None else _PLACED_ARGS if placed == accumulator(elem) else _ROUNDED_ARGS
     fn = Fn(module, name, (*head, *_ARGS, *placing), explicit=True)
-    (a, *beside), (b, k, tile, accumulate, ahead, ahead_step, shift, *where) = fn.args[: len(head)], fn.args[len(head) :]
+    (a, *beside), (b, k, tile, accumulate, ahead, ahead_step, begin, pace, *where) = fn.args[: len(head)], fn.args[len(head) :]
     right = (RowsToPack if packing else Panel)(fn, elem, spec, b)
     left = RowsInPlace(fn, elem, spec, mr, a, 1, *beside) if rows else PackedRows(fn, elem, spec, mr, a, mr * spec.left_parts(elem))
     vectors = 1 if narrow else spec.columns(elem, mr) // spec.lanes(elem)
     memory = _tile_memory(fn, elem, spec, mr, vectors, tile, placed, where)
-    start, fetched = memory.start(accumulate), _Ahead(fn, ahead, ahead_step, [0], shift)
+    start = memory.start(accumulate)
+    fetched: _Ahead | _Share = _Share(fn, ahead, ahead_step, begin, pace, max(spec.row_bytes(elem) // LINE_BYTES, 1))
     if not shared:
         fetched = _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step, apart=packing and spec.per_panel == 1)
     place = None
@@ -201,13 +205,12 @@ def _tile_memory(
 
 @dataclass(frozen=True)
 class _Ahead:
-    """What a micro-kernel prefetches: at `address`, `step` bytes further for each unit of k, or for each 2^shift, some lines."""
+    """What a micro-kernel prefetches: at `address`, `step` bytes further for each unit of k, some lines."""
 
     fn: Fn
     address: V
     step: V
     lines: Sequence[int]
-    shift: V | None = None
 
     @classmethod
     def of(cls, fn: Fn, elem: str, spec: TileSpec, mr: int, vectors: int, address: V, step: V, *, apart: bool) -> _Ahead:
@@ -219,9 +222,35 @@ class _Ahead:
     def unit(self, k: V, u: int) -> None:
         """Prefetches the lines of the unit `u` on from k."""
         fn, steps = self.fn, self.fn.add(k, u) if u else k
-        at = fn.gep(self.address, fn.mul(steps if self.shift is None else fn.shr(steps, self.shift), self.step), I8)
+        at = fn.gep(self.address, fn.mul(steps, self.step), I8)
         for line in self.lines:
             fn.prefetch(fn.gep(at, line, I8), _PREFETCH_LOCALITY)
+
+    def units(self, k: V, count: int) -> None:
+        """Prefetches so many units' lines from the unit k on."""
+        for u in range(count):
+            self.unit(k, u)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """A tile's share of the lines of rows at `address`, `step` bytes apart, of each of which so many `lines` are fetched: from the
+    line `begin` on, `pace` lines each unit of k, both in 2^FETCH_BITS parts."""
+
+    fn: Fn
+    address: V
+    step: V
+    begin: V
+    pace: V
+    lines: int
+
+    def unit(self, k: V, u: int) -> None:
+        """Prefetches the line of the unit `u` on from k."""
+        fn, each = self.fn, self.lines.bit_length() - 1
+        at = fn.add(self.begin, fn.mul(fn.add(k, u) if u else k, self.pace))
+        row = fn.gep(self.address, fn.mul(fn.shr(at, FETCH_BITS + each), self.step), I8)
+        line = fn.and_(fn.shr(at, FETCH_BITS - _LINE_BITS), (self.lines - 1) * LINE_BYTES)
+        fn.prefetch(fn.gep(row, line, I8), _PREFETCH_LOCALITY)
 
     def units(self, k: V, count: int) -> None:
         """Prefetches so many units' lines from the unit k on."""
@@ -278,7 +307,7 @@ class _Products:
     vectors: int
     left: PackedRows
     right: Panel
-    ahead: _Ahead
+    ahead: _Ahead | _Share
     place: _PlaceAhead | None
 
     def sums(self, rows: int, k: V, start: Sequence[V]) -> list[V]:

@@ -22,6 +22,9 @@ _PANEL_SHARE, _COPY_SHARE, _LONE_SHARE, _LEAST_KC = 8, 16, 2, 128
 # it, chunks of k are so short that a panel's lines take one part in so many of these sets, but no shorter than so many steps: those
 # of the next panel, which are prefetched, are found there then. Found on a Granite Rapids (16 ways).
 _SETS_SHARE, _CROWDED_KC = 4, 64
+# Where each panel of such a B is best packed once (`RightSide.once`), and there are so many of them, chunks are so short that a copy
+# takes no more than the first cache. Found on a Granite Rapids.
+_NEAR_PANELS = 5
 # The sums that wait for the next chunk may take so many times that cache (they are prefetched), and are of at least so many panels.
 _WAITING_EXCESS, _LEAST_NC = 2, 4
 # Chunks are multiples of this many units.
@@ -65,7 +68,7 @@ class Plan:
         self.fn, self.spec, self.elem = fn, spec, elem
         lone, columns = fn.cmp("le", panels, 1), fn.max(panels, 1)  # rows of A that meet one panel needn't stay in a cache
         self.right = RightSide.of(host, spec, elem, m, k, columns, copied=copied, by_tiles=by_tiles, always=always, beside=beside)
-        deep = self._cut_depth(host, m, k, lone, distance, copied=copied)
+        deep = self._cut_depth(host, m, k, columns, distance, copied=copied)
 
         row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
         a_bytes = spec.left_parts(elem) * BITS[unit(elem)] // 8
@@ -92,9 +95,10 @@ class Plan:
         kept = fn.mul(fn.mul(self.rows, self.nc), spec.panel(elem))
         self.tiles = fn.select(deep, kept, spec.tile_elements(elem))
 
-    def _cut_depth(self, host: HostContext, m: V, k: V, lone: V, distance: V | None, *, copied: bool) -> V:
+    def _cut_depth(self, host: HostContext, m: V, k: V, columns: V, distance: V | None, *, copied: bool) -> V:
         """Sets `kc`; returns whether there may be several chunks."""
         fn, spec, elem = self.fn, self.spec, self.elem
+        lone = fn.cmp("le", columns, 1)
 
         def most(share: int) -> V:
             share_of = fn.mul(fn.select(lone, fn.i64(min(share, _LONE_SHARE)), share), spec.row_bytes(elem))
@@ -103,6 +107,9 @@ class Plan:
         most_kc = most(_COPY_SHARE if copied else _PANEL_SHARE)
         limit = most(_COPY_SHARE) if copied else most_kc
         if distance is not None:
+            near = fn.and_(self.right.once, fn.cmp("ge", columns, _NEAR_PANELS))
+            first_cache = fn.max(fn.divu(host.machine("l1d_bytes"), spec.row_bytes(elem)), _LEAST_KC)
+            most_kc = fn.select(near, fn.min(most_kc, first_cache), most_kc)
             crowd = fn.max(fn.divu(host.l2_bytes, fn.mul(distance, _SETS_SHARE)), _CROWDED_KC)
             crowds = fn.and_(fn.not_(lone), fn.not_(self.right.inside))
             most_kc, limit = (fn.select(crowds, fn.min(x, crowd), x) for x in (most_kc, limit))

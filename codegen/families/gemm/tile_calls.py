@@ -126,7 +126,7 @@ class TileCalls:
         They prefetch at `fetch[0]`, `fetch[1]` bytes a step of k: slices between them, or the columns of each that lie there."""
         fn, spec, elem = self.fn, self.spec, self.elem
         columns, part = spec.panel(elem), unit(elem)
-        (batch, m0, n0, mr, width), (address, step, shared) = place, fetch
+        (batch, m0, n0, mr, width), (address, step, *shared) = place, fetch
         ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
         share = fn.divu(fn.mul(step, ld), columns) if slices else step
         onward = fn.mul(share, self.steps) if slices else fn.mul(ld, BITS[part] // 8)
@@ -140,7 +140,7 @@ class TileCalls:
             beside = fn.add(t.iv, ld)
             in_panel = fn.cmp("lt", beside, width)
             after = fn.select(in_panel, m0, following[0]), fn.select(in_panel, fn.add(n0, beside), following[1])
-            self.emit(kernels, a, right, sums, here, ld, [fn.gep(address, later, I8), share, shared], after)
+            self.emit(kernels, a, right, sums, here, ld, [fn.gep(address, later, I8), share, *shared], after)
             if self.packing is not None:  # the next tile's columns
                 nbytes = fn.mul(ld, BITS[part] // 8)
                 for i, more in ((0, nbytes), (2, nbytes), (4, fn.sub(0, ld))):

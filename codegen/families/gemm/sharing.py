@@ -14,8 +14,8 @@ __all__ = ["Sharing"]
 
 @dataclass(frozen=True)
 class Sharing:
-    """The lines of the next panel's rows, which a block's tiles fetch evenly while they multiply this one: as memory delivers them in
-    the time of several tiles. Unless it `shares`, the first tile fetches them all.
+    """The lines of the next panel's rows, which a block's tiles fetch evenly while they multiply this one: memory takes the time
+    of several to deliver them. Unless it `shares`, the first tile fetches them all.
     """
 
     fn: Fn

@@ -22,8 +22,8 @@ _PANEL_SHARE, _COPY_SHARE, _LONE_SHARE, _LEAST_KC = 8, 16, 2, 128
 # it, chunks of k are so short that a panel's lines take one part in so many of these sets, but no shorter than so many steps: those
 # of the next panel, which are prefetched, are found there then. Found on a Granite Rapids (16 ways).
 _SETS_SHARE, _CROWDED_KC = 4, 64
-# Where each panel of a B is best packed once (`RightSide.once`), and there are so many of them, chunks are so short that a copy takes
-# no more than the first cache. Found on a Granite Rapids.
+# Where each panel of a B is best packed once (`RightSide.once`), and there are so many of them, chunks are so short that a copy
+# takes no more than the first cache. Found on a Granite Rapids.
 _NEAR_PANELS = 5
 # The sums that wait for the next chunk may take so many times that cache (they are prefetched), and are of at least so many panels.
 _WAITING_EXCESS, _LEAST_NC = 2, 4

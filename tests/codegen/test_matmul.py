@@ -609,6 +609,24 @@ def test_a_large_b_is_packed_before_past_slow_caches() -> None:
         assert "nontemporal" in text and text.count(f'"{TILES.target.fence}"') == 1
 
 
+@pytest.mark.parametrize("elem", [BF16, I8])
+def test_a_large_b_of_units_is_packed_past_slow_caches(elem: str) -> None:
+    """Of whole panels and not, of units that are whole and not."""
+    rng = np.random.default_rng(32)
+    facts = {**_FMAS, "l3_bytes": 32 << 20, "l3_bytes_per_us": 30_000, "memory_bytes_per_us": 30_000}
+    for m, n, k in ((700, 608, 400), (650, 611, 403)):
+        a, b = tensor(rng, (1, 1, m, k), elem), tensor(rng, (1, 1, k, n), elem)
+        got = run(a, b, packed=False, l2_bytes=16 << 10, machine=facts, beforehand=True)
+        if elem == I8:
+            np.testing.assert_array_equal(got, a.astype(np.int32) @ b.astype(np.int32))
+        else:
+            check(got, a, b)
+    if TILES.target.fence:
+        module = KernelModule(TILES.target)
+        emit_pack_b_kernel(module, elem, TILES)
+        assert "nontemporal" in module.text()
+
+
 @pytest.mark.skipif(TARGET.vector_bits < 512, reason="the facts are of a machine with vectors of 512 bits")
 def test_b_is_packed_before_for_many_rows_where_its_rows_crowd_few_sets_of_a_cache() -> None:
     """Tiles that pack it would take k in short chunks, for each of which rows of A are packed anew."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import sympy
 
-from dhlo.codegen.families.box import cycles_from_memory, passes_caches, product_wake_cycles, steps_ahead, wake_cycles
+from dhlo.codegen.families.box import cycles_from_memory, product_wake_cycles, steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, packs_on_the_way
 from dhlo.codegen.families.gemm.gemv import (
@@ -18,7 +18,7 @@ from dhlo.codegen.families.gemm.gemv import (
 )
 from dhlo.codegen.families.gemm.in_place import crowds, leaves_caches, reads_in_place, row_distance
 from dhlo.codegen.families.gemm.operands import Operands
-from dhlo.codegen.families.gemm.pack import PACK_AHEAD, PackItems, emit_pack_b_kernel, may_stream
+from dhlo.codegen.families.gemm.pack import PACK_AHEAD, PackItems, emit_pack_b_kernel, may_stream, streams_packed
 from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, emit_store_part, launch_join, part_items
@@ -382,10 +382,10 @@ class Matmul:
         wide, deep = fn.min(cut.panels, panels), fn.min(cut.steps, steps)
         cycles = fn.add(fn.mul(fn.mul(wide, deep), cycles_from_memory(host, self.spec.row_bytes(self.elem))), 1)
         past = fn.i64(0)
-        if may_stream(self.elem, self.spec):
+        if may_stream(self.spec):
             with fn.wrapping():
                 nbytes = fn.mul(fn.mul(size, fn.mul(n0, n1)), BITS[unit(self.elem)] // 8)
-            past = fn.select(passes_caches(host, nbytes), fn.i64(1), 0)
+            past = fn.select(streams_packed(host, self.elem, nbytes), fn.i64(1), 0)
         host.launch(
             emit_pack_b_kernel(host.module, self.elem, self.spec),
             [x.b, s0, s1, sk, sn, fn.max(n1, 1), n, k, steps_ahead(host, PACK_AHEAD), past, workspace],

@@ -13,7 +13,7 @@ from dhlo.codegen.families.box import (
     product_wake_cycles,
 )
 from dhlo.codegen.families.gemm.pack import may_stream
-from dhlo.codegen.families.gemm.register_tile import TileSpec
+from dhlo.codegen.families.gemm.register_tile import TileSpec, depth
 from dhlo.codegen.kernel_ir.builder import F32, I1, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -115,7 +115,7 @@ class RightSide:
         # Rows of a B from memory are read at half the rate while they are multiplied, or less.
         far = passes_caches(host, fn.divu(nbytes, _B_SHARE * _FAR_EXCESS))
         far = fn.and_(far, fn.cmp("gt", m, _FEW_PANELS * spec.rows(elem)))
-        few_rows = fn.not_(far) if may_stream(elem, spec) else fn.const(1, I1)
+        few_rows = fn.not_(far) if depth(elem) == 1 and may_stream(spec) else fn.const(1, I1)
         once = fn.and_(slow, fn.cmp("le", m, _ONCE_PANELS * spec.rows(elem)))
         by_tiles = None if by_tiles is None else fn.and_(by_tiles, near)
         stays = fn.and_(inside, fn.cmp("ge", host.l2_bytes, beside))

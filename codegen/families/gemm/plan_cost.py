@@ -132,7 +132,10 @@ class RightSide:
         if self.always:
             return self.fn.const(1, I1)
         fn = self.fn
-        few = fn.and_(fn.cmp("le", uses, _FEW_USES), fn.or_(self.few_rows, fn.and_(self.once, fn.cmp("le", uses, 1))))
+        near = self.few_rows
+        if self.spec.per_panel == 1:  # whose tiles share what they fetch
+            near = fn.or_(near, fn.and_(self.once, fn.cmp("le", uses, 1)))
+        few = fn.and_(fn.cmp("le", uses, _FEW_USES), near)
         if self.by_tiles is None:
             return few
         work = fn.mul(rows, self.spec.vectors * self.spec.per_panel)

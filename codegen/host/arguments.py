@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.copy.flat import emit_copy
-from dhlo.codegen.families.copy.strided import emit_copy_strided
+from dhlo.codegen.families.copy.strided import BLOCK_ROWS, emit_copy_strided
 from dhlo.codegen.host.memory import Memory
 from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir.builder import I64, PTR, V
@@ -99,9 +99,27 @@ class Arguments:
         kernel = emit_copy_strided(host.module, t.dtype.bytes, copies_out)
         sizes, strides = (host.tensor_field(k, field, PTR) for field in ("sizes", "strides"))
         last = host.sizes.emit(t.shape[-1])
-        rows = fn.div(host.sizes.emit(t.numel), fn.max(last, 1))
-        work = fn.add(fn.mul(fn.min(last, _LONGEST), _ELEMENT_WORK), t.rank * _DIM_WORK)
-        host.launch(kernel, [source, to, sizes, strides, fn.i64(t.rank)], count(rows), grain_of(host, work))
+        dim, along = self._second_dim(k, strides)
+        others = fn.div(host.sizes.emit(t.numel), fn.max(fn.mul(last, along), 1))
+        items = fn.mul(others, fn.ceildivu(along, BLOCK_ROWS))
+        columns = fn.mul(fn.min(last, _LONGEST), fn.min(along, BLOCK_ROWS))
+        work = fn.add(fn.mul(columns, _ELEMENT_WORK), t.rank * _DIM_WORK)
+        host.launch(kernel, [source, to, sizes, strides, fn.i64(t.rank), dim], count(items), grain_of(host, work))
+
+    def _second_dim(self, k: int, strides: V) -> tuple[V, V]:
+        """The dim beside the last one along which elements are closest in memory, if closer than along that one, else the one
+        before; and its size. The last one and 1 where it's the only one."""
+        host, fn, t = self.host, self.fn, from_mlir(self.host.arguments[k])
+        last = t.rank - 1
+        if last == 0:
+            return fn.i64(0), fn.i64(1)
+        dim, along = fn.i64(last - 1), host.sizes.emit(t.shape[last - 1])
+        closest = fn.load(fn.gep(strides, last, I64), I64)
+        for d in range(last):
+            size, stride = host.sizes.emit(t.shape[d]), fn.load(fn.gep(strides, d, I64), I64)
+            closer = fn.and_(fn.cmp("gt", stride, 0), fn.and_(fn.cmp("gt", size, 1), fn.cmp("lt", stride, closest)))
+            dim, along, closest = fn.select(closer, d, dim), fn.select(closer, size, along), fn.select(closer, stride, closest)
+        return dim, along
 
     # ------------------------------------------------------------------ new content
     def update(self, op: UpdateArgument | UpdateState) -> None:

@@ -2,37 +2,140 @@
 
 from __future__ import annotations
 
-from dhlo.codegen.kernel_ir.builder import I64, PTR, KernelModule
-from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from typing import Final, TypeVar
 
-__all__ = ["emit_copy_strided"]
+from dhlo.codegen.kernel_ir.builder import I64, PTR, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.kernel_ir.transpose import transpose_block
+
+__all__ = ["BLOCK_ROWS", "emit_copy_strided"]
+
+BLOCK_ROWS: Final = 64
+"""Rows of an item: where memory runs along them, a piece of so many elements lies in few lines and one page."""
+# Elements of a row that are copied before the next row's: as many as a line has of most types.
+_CHUNK: Final = 16
+# How many blocks ahead those are prefetched whose rows are pieces of the source's.
+_AHEAD: Final = 1
+T = TypeVar("T")
+_TYPES: Final = {1: "i8", 2: "i16", 4: "i32", 8: "i64", 16: "i128"}
 
 
 def emit_copy_strided(module: KernelModule, itemsize: int, copies_out: bool) -> str:
-    """Emits (once) a kernel for elements of `itemsize` bytes and returns its symbol. Arguments: source, destination, sizes,
-    strides (elements; of the source, or of the destination if it `copies_out`) and rank >= 1; an item is one row along the last
-    dim."""
+    """Emits (once) a kernel for elements of `itemsize` bytes and returns its symbol.
+
+    Arguments: source, destination, sizes, strides (elements; of the source, or of the destination if it `copies_out`), rank >= 1,
+    and a dim. Rows run along the last dim; an item is BLOCK_ROWS of them along the given one, or one row where that is the last.
+    Where memory runs along that dim, blocks are transposed in registers.
+    """
     name = f"copy_{'out' if copies_out else 'in'}_{itemsize}"
-    if name in module.functions:
-        return name
-    elem = {1: "i8", 2: "i16", 4: "i32", 8: "i64", 16: "i128"}[itemsize]
-    fn = kernel_fn(module, name)
-    src, dst, sizes, strides, rank = load_args(fn, [PTR, PTR, PTR, PTR, I64])
-    last = fn.sub(rank, 1)
-    n, step = fn.load(fn.gep(sizes, last, I64), I64), fn.load(fn.gep(strides, last, I64), I64)
-    with fn.loop(fn.args[1], fn.args[2]) as row:
-        with fn.loop(0, last, 1, [row.iv, fn.const(0, I64)]) as lp:
-            rest, offset = lp.carried
-            d = fn.sub(fn.sub(last, 1), lp.iv)
-            size = fn.load(fn.gep(sizes, d, I64), I64)
-            stride = fn.load(fn.gep(strides, d, I64), I64)
-            lp.yield_(fn.divu(rest, size), fn.add(offset, fn.mul(fn.remu(rest, size), stride)))
-        start = lp.results[1]
-        dense = fn.gep(src if copies_out else dst, fn.mul(row.iv, n), elem)
-        with fn.loop(0, n) as col:
-            there = fn.gep(dst if copies_out else src, fn.add(start, fn.mul(col.iv, step)), elem)
-            here = fn.gep(dense, col.iv, elem)
-            source, to = (here, there) if copies_out else (there, here)
-            fn.store(fn.load(source, elem, min(itemsize, 8)), to, min(itemsize, 8))
-    fn.done()
+    if name not in module.functions:
+        _Kernel(module, name, itemsize, copies_out).emit()
     return name
+
+
+class _Kernel:
+    """The kernel under construction."""
+
+    def __init__(self, module: KernelModule, name: str, itemsize: int, copies_out: bool) -> None:
+        self.elem, self.align, self.copies_out = _TYPES[itemsize], min(itemsize, 8), copies_out
+        self.lanes = min(module.target.vector_bits // (8 * itemsize), _CHUNK)
+        self.fn = fn = kernel_fn(module, name)
+        src, dst, self.sizes, self.strides, rank, self.dim = load_args(fn, [PTR, PTR, PTR, PTR, I64, I64])
+        self.there, self.here = (dst, src) if copies_out else (src, dst)  # the strided memory, and the dense one
+        self.last = fn.sub(rank, 1)
+        self.columns, self.step = self._of(self.last)
+        several = fn.cmp("lt", self.dim, self.last)
+        rows, apart = self._of(self.dim)
+        self.rows, self.apart = fn.select(several, rows, 1), fn.select(several, apart, 0)
+
+    def _of(self, dim: V) -> tuple[V, V]:
+        """Size and stride of a dim."""
+        fn = self.fn
+        return fn.load(fn.gep(self.sizes, dim, I64), I64), fn.load(fn.gep(self.strides, dim, I64), I64)
+
+    def emit(self) -> None:
+        fn = self.fn
+        blocks = fn.max(fn.ceildivu(self.rows, BLOCK_ROWS), 1)
+        with fn.loop(fn.args[1], fn.args[2]) as item:
+            begin = [fn.divu(item.iv, blocks), fn.i64(0), fn.i64(0), self.columns, fn.i64(0)]
+            with fn.loop(0, self.last, 1, begin) as lp:
+                rest, there, here, dense, dense_apart = lp.carried
+                d = fn.sub(fn.sub(self.last, 1), lp.iv)
+                size, stride = self._of(d)
+                mine = fn.cmp("eq", d, self.dim)
+                at = fn.select(mine, 0, fn.remu(rest, size))
+                lp.yield_(
+                    fn.select(mine, rest, fn.divu(rest, size)),
+                    fn.add(there, fn.mul(at, stride)),
+                    fn.add(here, fn.mul(at, dense)),
+                    fn.mul(dense, size),
+                    fn.select(mine, dense, dense_apart),
+                )
+            _, there, here, _, dense_apart = lp.results
+            first = fn.mul(fn.remu(item.iv, blocks), BLOCK_ROWS)
+            count = fn.min(fn.sub(self.rows, first), BLOCK_ROWS)
+            there, here = fn.add(there, fn.mul(first, self.apart)), fn.add(here, fn.mul(first, dense_apart))
+            self._block(fn.gep(self.there, there, self.elem), fn.gep(self.here, here, self.elem), dense_apart, count)
+        fn.done()
+
+    def _block(self, there: V, here: V, dense_apart: V, count: V) -> None:
+        """`count` rows, which begin at these places: by vectors, and what these leave by elements."""
+        fn, lanes = self.fn, self.lanes
+        whole = fn.mul(fn.divu(self.columns, lanes), lanes)
+
+        def lines() -> list[V]:
+            with fn.loop(0, count) as r, fn.loop(0, whole, lanes) as c:
+                self._move(self._at(there, r.iv, c.iv), fn.gep(here, fn.add(fn.mul(r.iv, dense_apart), c.iv), self.elem))
+            return [count, whole]
+
+        def turned() -> list[V]:
+            high = fn.mul(fn.divu(count, lanes), lanes)
+            with fn.loop(0, whole, lanes) as c, fn.loop(0, high, lanes) as r:
+                self._turn(
+                    self._at(there, r.iv, c.iv), fn.gep(here, fn.add(fn.mul(r.iv, dense_apart), c.iv), self.elem), dense_apart
+                )
+            return [high, whole]
+
+        def nothing() -> list[V]:
+            return [fn.i64(0), fn.i64(0)]
+
+        def others() -> list[V]:
+            return fn.if_else(fn.cmp("eq", self.apart, 1), turned, nothing, [I64, I64])
+
+        high, wide = others() if lanes == 1 else fn.if_else(fn.cmp("eq", self.step, 1), lines, others, [I64, I64])
+        self._elements(there, here, dense_apart, (fn.i64(0), high), wide)
+        self._elements(there, here, dense_apart, (high, count), fn.i64(0))
+
+    def _elements(self, there: V, here: V, dense_apart: V, rows: tuple[V, V], column: V) -> None:
+        """Some rows from a column on, a chunk of them at a time."""
+        fn = self.fn
+        with fn.loop(column, self.columns, _CHUNK) as c:
+            end = fn.min(fn.add(c.iv, _CHUNK), self.columns)
+            with fn.loop(*rows) as r, fn.loop(c.iv, end) as x:
+                dense = fn.gep(here, fn.add(fn.mul(r.iv, dense_apart), x.iv), self.elem)
+                source, to = self._directed(self._at(there, r.iv, x.iv), dense)
+                fn.store(fn.load(source, self.elem, self.align), to, self.align)
+
+    def _at(self, there: V, row: V, column: V) -> V:
+        fn = self.fn
+        return fn.gep(there, fn.add(fn.mul(row, self.apart), fn.mul(column, self.step)), self.elem)
+
+    def _directed(self, there: T, here: T) -> tuple[T, T]:
+        """What is read, and what is written."""
+        return (here, there) if self.copies_out else (there, here)
+
+    def _move(self, there: V, here: V) -> None:
+        """A vector of a row."""
+        source, to = self._directed(there, here)
+        self.fn.store(self.fn.load(source, vec(self.elem, self.lanes), self.align), to, self.align)
+
+    def _turn(self, there: V, here: V, dense_apart: V) -> None:
+        """A square block, whose rows are columns of the strided memory."""
+        fn, ty = self.fn, vec(self.elem, self.lanes)
+        (source, source_step), (to, to_step) = self._directed((there, self.step), (here, dense_apart))
+        if not self.copies_out:  # pieces of rows that hardware doesn't expect
+            for i in range(self.lanes):
+                fn.prefetch(fn.gep(source, fn.mul(source_step, _AHEAD * self.lanes + i), self.elem))
+        block = [fn.load(fn.gep(source, fn.mul(source_step, i), self.elem), ty, self.align) for i in range(self.lanes)]
+        for i, x in enumerate(transpose_block(fn, block)):
+            fn.store(x, fn.gep(to, fn.mul(to_step, i), self.elem), self.align)

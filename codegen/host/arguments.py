@@ -100,8 +100,9 @@ class Arguments:
         sizes, strides = (host.tensor_field(k, field, PTR) for field in ("sizes", "strides"))
         last = host.sizes.emit(t.shape[-1])
         dim, along = self._second_dim(k, strides)
-        others = fn.div(host.sizes.emit(t.numel), fn.max(fn.mul(last, along), 1))
-        items = fn.mul(others, fn.ceildivu(along, BLOCK_ROWS))
+        others = fn.div(fn.div(host.sizes.emit(t.numel), fn.max(last, 1)), fn.max(along, 1))
+        with fn.wrapping():  # no more than there are elements
+            items = fn.mul(others, fn.ceildivu(along, BLOCK_ROWS))
         columns = fn.mul(fn.min(last, _LONGEST), fn.min(along, BLOCK_ROWS))
         work = fn.add(fn.mul(columns, _ELEMENT_WORK), t.rank * _DIM_WORK)
         host.launch(kernel, [source, to, sizes, strides, fn.i64(t.rank), dim], count(items), grain_of(host, work))

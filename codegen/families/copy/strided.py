@@ -12,7 +12,7 @@ __all__ = ["BLOCK_ROWS", "emit_copy_strided"]
 
 BLOCK_ROWS: Final = 64
 """Rows of an item: where memory runs along them, a piece of so many elements lies in few lines and one page."""
-# Elements of a row that are copied before the next row's: as many as a line has of most types.
+# Elements of a row that are copied before the next one's of BLOCK_ROWS, as many as a line has of most types; more of fewer rows.
 _CHUNK: Final = 16
 # How many blocks ahead those are prefetched whose rows are pieces of the source's.
 _AHEAD: Final = 1
@@ -107,10 +107,11 @@ class _Kernel:
         self._elements(there, here, dense_apart, (high, count), fn.i64(0))
 
     def _elements(self, there: V, here: V, dense_apart: V, rows: tuple[V, V], column: V) -> None:
-        """Some rows from a column on, a chunk of them at a time."""
+        """Some rows from a column on, a chunk of all of them at a time."""
         fn = self.fn
-        with fn.loop(column, self.columns, _CHUNK) as c:
-            end = fn.min(fn.add(c.iv, _CHUNK), self.columns)
+        chunk = fn.divu(fn.i64(_CHUNK * BLOCK_ROWS), fn.max(fn.sub(rows[1], rows[0]), 1))
+        with fn.loop(column, self.columns, chunk) as c:
+            end = fn.min(fn.add(c.iv, chunk), self.columns)
             with fn.loop(*rows) as r, fn.loop(c.iv, end) as x:
                 dense = fn.gep(here, fn.add(fn.mul(r.iv, dense_apart), x.iv), self.elem)
                 source, to = self._directed(self._at(there, r.iv, x.iv), dense)

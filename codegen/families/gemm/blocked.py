@@ -246,8 +246,9 @@ class _Kernel:
                 fetch = [fn.gep(later, fn.mul(i.iv, slice_bytes), I8), later_step, zero, zero]
             else:
                 lead, share = fn.cmp("eq", i.iv, 0), (zero, zero)
-                if sharing is not None:
-                    lead, share = fn.or_(lead, sharing.shares), sharing.share(i.iv)
+                if sharing is not None:  # narrow tiles, which don't share, leave it to the first one
+                    wide = fn.cmp("gt", piece.width, spec.lanes(elem) if self.narrow else 0)
+                    lead, share = fn.or_(lead, fn.and_(sharing.shares, wide)), sharing.share(i.iv)
                 other, other_step = self._rows_ahead(a[0], mr, piece.k, fn.cmp("eq", piece.turn, 0), panel)
                 fetch = [fn.select(lead, later, other), fn.select(lead, later_step, other_step), *share]
             packs = None if packing is None else fn.and_(packing, fn.cmp("eq", i.iv, 0))

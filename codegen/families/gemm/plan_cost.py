@@ -132,10 +132,10 @@ class RightSide:
         if self.always:
             return self.fn.const(1, I1)
         fn = self.fn
-        near = self.few_rows
-        if self.spec.per_panel == 1:  # whose tiles share what they fetch
-            near = fn.or_(near, fn.and_(self.once, fn.cmp("le", uses, 1)))
-        few = fn.and_(fn.cmp("le", uses, _FEW_USES), near)
+        few_rows = self.few_rows
+        if self.spec.per_panel == 1:  # tiles that share what they fetch
+            few_rows = fn.or_(few_rows, fn.and_(self.once, fn.cmp("le", uses, 1)))
+        few = fn.and_(fn.cmp("le", uses, _FEW_USES), few_rows)
         if self.by_tiles is None:
             return few
         work = fn.mul(rows, self.spec.vectors * self.spec.per_panel)

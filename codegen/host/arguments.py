@@ -99,7 +99,8 @@ class Arguments:
         kernel = emit_copy_strided(host.module, t.dtype.bytes, copies_out)
         sizes, strides = (host.tensor_field(k, field, PTR) for field in ("sizes", "strides"))
         last = host.sizes.emit(t.shape[-1])
-        dim, along = self._second_dim(k, strides)
+        there = fn.cmp("ne", fn.ptr_to_int(strides), 0)  # else it's dense, and nothing is copied
+        dim, along = self._second_dim(k, fn.select(there, strides, sizes))
         others = fn.div(fn.div(host.sizes.emit(t.numel), fn.max(last, 1)), fn.max(along, 1))
         with fn.wrapping():  # no more than there are elements
             items = fn.mul(others, fn.ceildivu(along, BLOCK_ROWS))

@@ -18,7 +18,7 @@ import dhlo
 SIZES = (0, 1, 2, 3, 15, 16, 17, 31, 63, 64, 65, 130)
 
 
-class Doubled(nn.Module):
+class Replaced(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.copy_(y)
         return y.clone()
@@ -61,7 +61,7 @@ def test_arguments_of_any_strides_are_copied_in_and_back(dtype: torch.dtype, ran
     torch.manual_seed(rank)
     dims = {d: Dim(f"d{d}", min=0, max=1 << 12) for d in range(rank)}
     example = [numbers(dtype, *range(4, 4 + rank)) for _ in range(2)]
-    program = export(Doubled(), tuple(example), dynamic_shapes=(dims, dims))
+    program = export(Replaced(), tuple(example), dynamic_shapes=(dims, dims))
     dhlo.compile(program).save(tmp_path / "model.so")
     models = [dhlo.load(tmp_path / "model.so", num_threads=threads) for threads in (1, 2)]
     for i in range(30):
@@ -80,7 +80,7 @@ def test_arguments_of_any_strides_are_copied_in_and_back(dtype: torch.dtype, ran
 def test_values_that_are_repeated_are_copied_in() -> None:
     """Strides of 0."""
     dims = {0: Dim("a", min=0, max=1 << 12), 1: Dim("b", min=0, max=1 << 12)}
-    program = export(Doubled(), (torch.zeros(4, 5), torch.zeros(4, 5)), dynamic_shapes=(dims, dims))
+    program = export(Replaced(), (torch.zeros(4, 5), torch.zeros(4, 5)), dynamic_shapes=(dims, dims))
     compiled = dhlo.compile(program)
     for rows, columns in ((1, 1), (3, 65), (70, 16), (64, 1)):
         for y in (

@@ -14,8 +14,6 @@ BLOCK_ROWS: Final = 64
 """Rows of an item: where memory runs along them, a piece of so many elements lies in few lines and one page."""
 # Elements of a row that are copied before the next one's of BLOCK_ROWS, as many as a line has of most types; more of fewer rows.
 _CHUNK: Final = 16
-# How many blocks ahead those are prefetched whose rows are pieces of the source's.
-_AHEAD: Final = 1
 T = TypeVar("T")
 _TYPES: Final = {1: "i8", 2: "i16", 4: "i32", 8: "i64", 16: "i128"}
 
@@ -134,9 +132,9 @@ class _Kernel:
         """A square block, whose rows are columns of the strided memory."""
         fn, ty = self.fn, vec(self.elem, self.lanes)
         (source, source_step), (to, to_step) = self._directed((there, self.step), (here, dense_apart))
-        if not self.copies_out:  # pieces of rows that hardware doesn't expect
-            for i in range(self.lanes):
-                fn.prefetch(fn.gep(source, fn.mul(source_step, _AHEAD * self.lanes + i), self.elem))
+        if not self.copies_out:  # the next block, pieces of rows that hardware doesn't expect
+            for i in range(self.lanes, 2 * self.lanes):
+                fn.prefetch(fn.gep(source, fn.mul(source_step, i), self.elem))
         block = [fn.load(fn.gep(source, fn.mul(source_step, i), self.elem), ty, self.align) for i in range(self.lanes)]
         for i, x in enumerate(transpose_block(fn, block)):
             fn.store(x, fn.gep(to, fn.mul(to_step, i), self.elem), self.align)

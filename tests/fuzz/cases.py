@@ -164,6 +164,16 @@ def _update_values(v: Values) -> Sequence[Leaf]:
     return v.floats(n, 5), v.floats(n, m), v.ints(0, n, v.size(9))
 
 
+def _replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.copy_(y.relu())
+    return y.sum(1)
+
+
+def _replace_values(v: Values) -> Sequence[Leaf]:
+    sizes = v.size(), v.size(), 3, v.size()
+    return v.floats(*sizes), v.floats(*sizes)
+
+
 class _Step(torch.nn.Module):
     """Attention over caches that grow."""
 
@@ -363,6 +373,13 @@ def _cases() -> list[Case]:
             ({0: A}, {0: A, 1: A}, {0: A}),
             _update_values,
             indices=(2,),
+        ),
+        Case(
+            "replaced arguments",
+            Fn(_replace),
+            (_r(4, 5, 3, 6), _r(4, 5, 3, 6)),
+            ({0: A, 1: A, 3: A}, {0: A, 1: A, 3: A}),
+            _replace_values,
         ),
         Case(
             "growing caches",

@@ -126,7 +126,7 @@ class _Machine:
         args = [] if cls.kind is Kind.HOST else [self.values[v] for v in op.operands]
         if cls is host.Check:
             self._check(op)
-        elif cls.kind is Kind.HOST or cls is host.Capacity:
+        elif cls.kind is Kind.HOST or cls in (host.Capacity, host.Stride):
             pass  # memory, launches, and what a call brings beside its tensors' elements
         elif cls is host.Size:
             self.define(attr(op, "symbol"), args[0].shape[attr(op, "dim")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,17 @@ import sympy
 
 from dhlo.ir.dialect import attr, defining, exprs
 from dhlo.ir.handles import Value
+from dhlo.ir.ops.host import Stride
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
-from dhlo.ir.symbols import evaluate, is_static, symbols_of
+from dhlo.ir.symbols import evaluate, is_static, symbol, symbols_of
 from dhlo.ir.types import from_mlir
 
-__all__ = ["View", "dense_strides", "reshape_groups", "strided"]
+__all__ = ["View", "dense_strides", "free_strides", "memory_strides", "reshape_groups", "strided"]
 
 
 @dataclass(frozen=True)
 class View:
-    """Element i of the view is element `offset + sum(i * strides)` of the dense buffer `base`."""
+    """Element i of the view is element `offset + sum(i * strides)` of the buffer `base`, a dense one but for some arguments."""
 
     base: Value
     offset: sympy.Expr
@@ -46,6 +47,22 @@ def dense_strides(shape: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
         out.append(n)
         n = n * s
     return tuple(reversed(out))
+
+
+def free_strides(shape: Sequence[sympy.Expr], free: Mapping[int, sympy.Expr]) -> tuple[sympy.Expr, ...]:
+    """Strides in elements where those of some dims are given, and the others lie as in dense memory beside the dim behind."""
+    out, n = [], sympy.Integer(1)
+    for d in reversed(range(len(shape))):
+        out.append(free.get(d, n))
+        n = out[-1] * shape[d]
+    return tuple(reversed(out))
+
+
+def memory_strides(v: Value) -> tuple[sympy.Expr, ...]:
+    """Strides in elements of a value that has memory: dense ones, but of arguments that are read where a call has them."""
+    owners = [] if defining(v) is not None else [use.owner.operation.opview for use in v.uses]
+    free = {attr(op, "dim"): symbol(attr(op, "symbol")) for op in owners if isinstance(op, Stride)}
+    return free_strides(from_mlir(v).shape, free)
 
 
 def reshape_groups(src: Sequence[sympy.Expr], dst: Sequence[sympy.Expr]) -> list[tuple[range, range]]:
@@ -100,8 +117,11 @@ def _behind(a: sympy.Expr, b: sympy.Expr) -> bool:
     return True
 
 
-def strided(v: Value, is_buffer: Callable[[Value], bool]) -> View | None:
-    """`v` as a view of a buffer, through reshapes, transposes, slices and broadcasts; None if it isn't one."""
+def strided(
+    v: Value, is_buffer: Callable[[Value], bool], strides_of: Callable[[Value], tuple[sympy.Expr, ...]] = memory_strides
+) -> View | None:
+    """`v` as a view of a buffer, which has the strides that `strides_of` says, through reshapes, transposes, slices and
+    broadcasts; None if it isn't one."""
     chain: list[Any] = []
     while not is_buffer(v):
         op = defining(v)
@@ -109,8 +129,7 @@ def strided(v: Value, is_buffer: Callable[[Value], bool]) -> View | None:
             return None
         chain.append(op)
         v = op.operands[0]
-    shape = from_mlir(v).shape
-    view: View | None = View(v, sympy.Integer(0), shape, dense_strides(shape))
+    view: View | None = View(v, sympy.Integer(0), from_mlir(v).shape, strides_of(v))
     while chain and view is not None:
         view = _seen_through(chain.pop(), view)
     return view

@@ -1,4 +1,4 @@
-"""Arguments in the host program: those with gaps between elements are copied to dense memory, and new content goes back."""
+"""Arguments in the host program: those with gaps where none may be are copied to dense memory, and new content goes back."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dhlo.codegen.families.copy.flat import emit_copy
 from dhlo.codegen.families.copy.strided import BLOCK_ROWS, emit_copy_strided
 from dhlo.codegen.host.memory import Memory
 from dhlo.codegen.host.program import HostProgram
+from dhlo.codegen.kernel_ir import abi
 from dhlo.codegen.kernel_ir.builder import I64, PTR, V
 from dhlo.ir.dialect import attr
 from dhlo.ir.handles import Value
 from dhlo.ir.memory import base, is_written_over
-from dhlo.ir.ops.host import Stage, UpdateArgument, UpdateState
+from dhlo.ir.ops.host import Stage, Stride, UpdateArgument, UpdateState
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
 from dhlo.shape_infer.views import dense_strides
@@ -32,16 +33,17 @@ class Arguments:
     def __init__(self, host: HostProgram, memory: Memory) -> None:
         self.host, self.memory, self.fn = host, memory, host.fn
         self.homes: list[V] = []  # by argument: the caller's memory
-        self.dense: dict[int, V] = {}  # by staged argument: has it no gaps?
+        self.dense: dict[int, V] = {}  # by staged argument: is it read where it is?
+        self.strides: dict[int, dict[int, V]] = {}  # by staged argument: those of free dims
 
     def stage(self, ops: Sequence[Stage]) -> None:
-        """Finds the arguments' memory; copies those with gaps between elements, while dense ones are used where they are."""
+        """Finds the arguments' memory; copies those with gaps that their readers don't take; others are read where they are."""
         host, fn = self.host, self.fn
-        staged = {attr(op, "input"): from_mlir(op.operands[0]) for op in ops}
+        staged = {attr(op, "input"): (from_mlir(op.operands[0]), attr(op, "free")) for op in ops}
         total: V | None = None
         offsets: dict[int, V] = {}
-        for k, t in staged.items():
-            self.dense[k] = self._is_dense(k)
+        for k, (t, free) in staged.items():
+            self.dense[k], self.strides[k] = self._read_in_place(k, free)
             nbytes = self.memory.limited(host.size(aligned(t.bytes)))
             offsets[k] = total if total is not None else fn.const(0, I64)
             need = fn.select(self.dense[k], fn.const(0, I64), nbytes)
@@ -73,25 +75,42 @@ class Arguments:
         for k, cell in cells.items():
             host.pointers[host.arguments[k]] = fn.load(cell, PTR, 8)
 
-    def _is_dense(self, k: int) -> V:
-        """Do the strides that the call gives, if any, leave no gaps?"""
+    def _read_in_place(self, k: int, free: Sequence[int]) -> tuple[V, dict[int, V]]:
+        """Do the strides that a call gives, if any, leave no gaps but in free dims? And the strides of these, where it is read."""
         host, fn, t = self.host, self.fn, from_mlir(self.host.arguments[k])
-        strides = host.tensor_field(k, "strides", PTR)
-        n = host.size(t.numel)
+        given = host.tensor_field(k, "strides", PTR)
+        n, strides = host.size(t.numel), dense_strides(t.shape)
+        dense = {d: host.sizes.emit(strides[d]) for d in free}
 
         def inspect() -> list[V]:
+            fits, ahead, read = fn.const(True, "i1"), fn.i64(1), dict[int, V]()
+            for d in reversed(range(t.rank)):
+                s, size = fn.load(fn.gep(given, d, I64), I64), host.sizes.emit(t.shape[d])
+                if d in free:
+                    near = fn.and_(fn.cmp("ge", s, 0), fn.cmp("le", s, abi.MAX_DIM))
+                    same, read[d] = fn.or_(fn.cmp("le", size, 1), near), fn.select(fn.cmp("le", size, 1), ahead, s)
+                else:
+                    same = fn.or_(fn.cmp("eq", size, 1), fn.cmp("eq", s, ahead))
+                fits = fn.and_(fits, same)
+                with fn.wrapping():
+                    ahead = fn.mul(read.get(d, ahead), size)
             empty = fn.cmp("eq", n, 0)
-            same = fn.const(True, "i1")
-            for d, (size, want) in enumerate(zip(t.shape, dense_strides(t.shape), strict=True)):
-                s = fn.load(fn.gep(strides, d, I64), I64)
-                same = fn.and_(same, fn.or_(fn.cmp("eq", host.sizes.emit(size), 1), fn.cmp("eq", s, host.sizes.emit(want))))
-            return [fn.or_(empty, same)]
+            usual = fn.or_(empty, fn.not_(fits))  # then the argument has no elements, or is copied
+            return [fn.or_(empty, fits), *(fn.select(usual, dense[d], read[d]) for d in free)]
+
+        def plain() -> list[V]:
+            return [fn.const(True, "i1"), *dense.values()]
 
         host.sizes.push()
-        is_null = fn.cmp("eq", fn.ptr_to_int(strides), 0)
-        flag = fn.if_else(is_null, lambda: [fn.const(True, "i1")], inspect, ["i1"])[0]
+        is_null = fn.cmp("eq", fn.ptr_to_int(given), 0)
+        flag, *found = fn.if_else(is_null, plain, inspect, ["i1", *[I64] * len(free)])
         host.sizes.pop()
-        return flag
+        return flag, {d: fn.min(fn.max(s, 0), abi.MAX_DIM) for d, s in zip(free, found, strict=True)}
+
+    def stride(self, op: Stride) -> None:
+        """Gives the symbol of a free dim its value."""
+        k = self.host.arguments.index(op.operands[0])
+        self.host.sizes.symbols[attr(op, "symbol")] = self.strides[k][attr(op, "dim")]
 
     def _copy_gaps(self, k: int, source: V, to: V, *, copies_out: bool, count: Callable[[V], V] = lambda rows: rows) -> None:
         """Copies argument k, which has gaps between elements, to dense memory or back."""

@@ -40,6 +40,7 @@ from dhlo.ir.ops.host import (
     Launch,
     Plan,
     Stage,
+    Stride,
     UpdateArgument,
     UpdateState,
 )
@@ -161,6 +162,9 @@ class _Operations:
         self.memory.plan()
         self.arguments.stage([x for x in op.operation.block.operations if isinstance(x, Stage)])
 
+    def _stride(self, op: Stride) -> None:
+        self.arguments.stride(op)
+
     def _arena(self, op: Arena) -> None:
         self.memory.lay_out(attr(op, "segment"))
 
@@ -271,4 +275,5 @@ _RULES: dict[type[Op], Callable[[_Operations, Any], None]] = {
     AssertTensor: _Operations._assert_tensor,
     Plan: _Operations._plan,
     Arena: _Operations._arena,
+    Stride: _Operations._stride,
 }

@@ -14,7 +14,7 @@ from dhlo.ir.function import Bounds, bodies, hints_of, ranges_of, updates_of, wa
 from dhlo.ir.memory import set_memory
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import Cond, Group, While, new_symbols, yielded
-from dhlo.ir.ops.host import CONTRACT, Alloc, Arena, Arrange, Plan, Stage
+from dhlo.ir.ops.host import CONTRACT, PLACED, Alloc, Arena, Arrange, Plan
 from dhlo.ir.symbols import parse, show, symbols_of
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import Buffer, aligned, plan_arena
@@ -37,7 +37,7 @@ def assign_buffers(module: Any) -> None:
 
 def steps(block: Any) -> list[Any]:
     """The ops of a function by the number of their step, in which lifetimes of buffers are given."""
-    return [op for op in walk(block) if op.kind is not Kind.HOST and not isinstance(op, CONTRACT)]
+    return [op for op in walk(block) if op.kind is not Kind.HOST and not isinstance(op, (*CONTRACT, *PLACED))]
 
 
 class _Assignment:
@@ -130,7 +130,7 @@ class _Assignment:
     def _segments(self, number: Mapping[Buffer, int]) -> None:
         """The layout of each segment, where its sizes are known."""
         start = next(op for op in self.block.operations if not isinstance(op, CONTRACT))
-        staged = next(op for op in self.block.operations if not isinstance(op, (*CONTRACT, Stage)))
+        staged = next(op for op in self.block.operations if not isinstance(op, (*CONTRACT, *PLACED)))
         samples: list[Callable[[str], int]]
         samples = [partial(_sample, typical=t, proportion=p, ranges=self.ranges) for t in _TYPICAL for p in _PROPORTIONS]
         if self.hints:  # what the user says is usual comes first

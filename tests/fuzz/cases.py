@@ -225,6 +225,24 @@ def _products_values(v: Values) -> Sequence[Leaf]:
     return v.floats(n, 24), v.floats(24, m), v.floats(n, 40, dtype=torch.bfloat16), v.floats(v.size(3), m, v.size(33))
 
 
+def _multiplied(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+    """Arguments that only products read, which do so through any strides."""
+    return x @ w, a.transpose(1, 2) @ b.permute(0, 2, 3, 1), y @ z, w.mT @ w
+
+
+def _multiplied_values(v: Values) -> Sequence[Leaf]:
+    k, s, d = v.size(), v.size(33), v.size(17)
+    batch, heads, depth = v.size(3), v.size(3), v.size(33)
+    return (
+        v.floats(v.size(), k),
+        v.floats(k, v.size()),
+        v.floats(batch, s, heads, d),
+        v.floats(batch, v.size(33), heads, d),
+        v.floats(batch, s, depth, dtype=torch.bfloat16),
+        v.floats(batch, depth, v.size(33), dtype=torch.bfloat16),
+    )
+
+
 def _lookups(self: Any, ids: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> Any:
     picked = x.gather(0, at)
     return self.table(ids), picked, x.index_select(0, at[:, 0]), torch.zeros_like(x).scatter_add(0, at, picked), x[at[:, 0], 0] * 2
@@ -404,6 +422,14 @@ def _cases() -> list[Case]:
             (_r(5, 24), _r(24, 7), _r(5, 40).bfloat16(), _r(2, 7, 6)),
             ({0: A}, {1: A}, {0: A}, {0: A, 1: A, 2: A}),
             _products_values,
+            tolerance=3e-4,
+        ),
+        Case(
+            "products of arguments",
+            Fn(_multiplied),
+            (_r(5, 7), _r(7, 6), _r(2, 5, 3, 4), _r(2, 9, 3, 4), _r(2, 5, 8).bfloat16(), _r(2, 8, 11).bfloat16()),
+            _every(2, 2, 4, 4, 3, 3),
+            _multiplied_values,
             tolerance=3e-4,
         ),
         Case(

@@ -9,8 +9,8 @@ module {
     "dhlo.solve"() {unknown = "n", value = "dim0_0"} : () -> ()
     "dhlo.check"() {expected = "8", got = "dim0_1", how = "equal", input = 0 : i64, text = "'x' dim 1 must be 8"} : () -> ()
     "dhlo.check"() {expected = "8", got = "dim1_0", how = "equal", input = 1 : i64, text = "'new' dim 0 must be 8"} : () -> ()
-    "dhlo.stage"(%arg0) {input = 0 : i64} : (tensor<?x8xf32, #dhlo.shape<["n", "8"]>>) -> ()
-    "dhlo.stage"(%arg1) {input = 1 : i64} : (tensor<8xf32>) -> ()
+    "dhlo.stage"(%arg0) {free = [], input = 0 : i64} : (tensor<?x8xf32, #dhlo.shape<["n", "8"]>>) -> ()
+    "dhlo.stage"(%arg1) {free = [], input = 1 : i64} : (tensor<8xf32>) -> ()
     %0 = "dhlo.state"() {name_ = "c"} : () -> tensor<4x8xf32>
     %1 = "dhlo.group"() ({
       %5 = "dhlo.reshape"(%arg1) : (tensor<8xf32>) -> tensor<1x8xf32>

@@ -107,10 +107,27 @@ class Plan(_Statement, name="plan"):
 
 
 class Stage(_Statement, name="stage"):
-    """An argument that comes with gaps between its elements is copied to dense memory, and read from there."""
+    """An argument that comes with gaps between its elements is copied to dense memory, and read from there, unless they come from
+    the strides of the dims `free` alone: other dims lie as dense memory has them beside the dim behind."""
 
     x: Tensor
     input: ir.IntegerAttr
+    free: Ints
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        if not set(attrs["free"]) <= set(range(operands[0].rank)):
+            raise TypeError_(f"{operands[0]} has no dims {attrs['free']}")
+        return []
+
+
+class Stride(_OfDim, name="stride"):
+    """Defines `symbol` as the elements from one index to the next along dim `dim`, a free one, of an argument where it is read:
+    as the call gives them, or those of dense memory, where it was copied, has no elements, or the dim at most one index."""
+
+    x: Tensor
+    dim: ir.IntegerAttr
+    symbol: ir.StringAttr
 
 
 class UpdateState(_Statement, name="update_state"):
@@ -302,7 +319,10 @@ class FillUnique(Op, name="fill_unique"):
 
 CONTRACT = (CheckType, Size, Capacity, Solve, Check, CheckBuffer, Assume)
 """What a function begins with, once its contract is written out."""
+PLACED = (Stage, Stride)
+"""What comes then: from where arguments are read."""
 
 __all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op) and c.__module__ == __name__] + [
-    "CONTRACT"
+    "CONTRACT",
+    "PLACED",
 ]

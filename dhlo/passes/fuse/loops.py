@@ -9,15 +9,14 @@ from dhlo.ir.dialect import Kind
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.compute import extra
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
-from dhlo.ir.ops.paged import PagedAttention
-from dhlo.ir.ops.recurrence import LEAST, Recurrence
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.cost import Costs, worth_storing
 from dhlo.passes.fuse.graph import Graph, Unit, kind_of
 from dhlo.passes.fuse.sites import Sites
-from dhlo.shape_infer.views import View, same, strided
+from dhlo.shape_infer.operand_views import acceptable_view, irregular_steps
+from dhlo.shape_infer.views import same, strided
 
-__all__ = ["BUFFER_KINDS", "acceptable_view", "make_loops"]
+__all__ = ["BUFFER_KINDS", "make_loops"]
 
 BUFFER_KINDS = (Kind.MATMUL, Kind.ATTENTION, Kind.CONVOLUTION, Kind.WINDOW, Kind.OPAQUE, Kind.SYMBOL, Kind.CONTROL)
 
@@ -85,7 +84,7 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
             continue
         view = strided(v, in_memory)
         if view is not None and kind is Kind.MATMUL and len(view.shape) > 4:
-            steps = irregular | _irregular_steps(view)
+            steps = irregular | irregular_steps(view)
             if len(steps) > 1:  # kernels take two batch dims; what is in memory joins with anything
                 view = None
             else:
@@ -116,24 +115,3 @@ def _attended(op: Any) -> list[Any]:
     rows = [stored_rows(op, i) if is_stored(op, i) else None for i in range(3)]
     operands = [v if r is None else r.values for v, r in zip(list(op.operands)[:3], rows, strict=True)]
     return operands + list(op.operands)[3 : op.least] + [r.scale for r in rows if r is not None and r.scale is not None] + sinks
-
-
-def _irregular_steps(view: View) -> set[int]:
-    """Batch dims of a product's operand that can't be counted as one with the dim before."""
-    dims = [d for d, n in enumerate(view.shape[:-2]) if n != 1]
-    return {d for c, d in zip(dims, dims[1:], strict=False) if not same(view.strides[c], view.strides[d] * view.shape[d])}
-
-
-def acceptable_view(op: Any, k: int, view: View) -> bool:
-    """Whether operand k of an op that reads memory may be this view."""
-    kind = kind_of(op)
-    if kind is Kind.ATTENTION:
-        if k > 2 and isinstance(op, PagedAttention) or len(view.shape) == 1:
-            return view.is_dense
-        return k > 2 or bool(view.strides[-1] == 1 or view.shape[-1] == 1)
-    if kind is Kind.MATMUL:
-        if k == 1 or len(view.shape) == 2 or len(from_mlir(op.operands[1]).shape) > 2:
-            return True
-        rows = [r for r in zip(view.shape[:-1], view.strides[:-1], strict=True) if r[0] != 1]
-        return all(same(a[1], b[1] * b[0]) for a, b in zip(rows, rows[1:], strict=False))
-    return view.is_dense or isinstance(op, Recurrence) and k >= LEAST

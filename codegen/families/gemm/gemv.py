@@ -140,13 +140,17 @@ class _Item:
         columns, b = vectors * self.spec.lanes(elem), fn.gep(self.b, column, elem)
         ahead = self.ahead_one if rows == 1 else self.ahead_few
         later = fn.mul(fn.max(fn.divu(ahead, columns * BITS[elem] // 8), 1), self.b_stride)
-        # Rows needn't begin with a line, and the first one of the next columns is the last one of these.
-        later = fn.select(self.beside, columns + LINE_BYTES * 8 // BITS[elem] - 1, later)
+        later = fn.select(self.beside, self.beside_columns(columns), later)
         sums, ld = self.place(column, columns)
         numbers, fetched = [self.k, sums, ld, width or fn.i64(0), fn.i64(0)], [fn.gep(b, later, elem), self.b_stride]
         fn.call(kernel, [self.a, self.a_stride, b, self.b_stride, *numbers, *fetched])
         with self.unplaced():
             self.finish(columns, 0, self.m, column, columns if width is None else width)
+
+    def beside_columns(self, columns: int) -> int:
+        """How far on in a row a pass over so many columns prefetches what the next one reads: rows needn't begin with a line, and
+        the first one of the next columns is the last one of these."""
+        return columns + LINE_BYTES * 8 // BITS[self.elem] - 1
 
     def multiply_strip(self, rows: int, column: V, columns: V, *, far: bool) -> None:
         """The first rows times so many columns, to the tile."""
@@ -278,7 +282,7 @@ def _far_rows(elem: str, spec: TileSpec) -> Iterator[tuple[range, range]]:
 def _emit_row_groups(item: _Item, heights: range, begin: V, end: V, *, far: bool, shared: bool = False) -> None:
     """Groups of rows of nearly equal size, of the given `heights`, go over the same part of B in turn, which comes from the cache
     for all but one, their sums waiting for the next part. Unless B is `far` a part is all of k. The first group fetches the next
-    part; or each a line of a row, where that is `shared`: memory delivers no faster than all of them multiply."""
+    part, or the next columns that lie `beside`; or each a line of a row, where that is `shared`: memory delivers no faster than all of them multiply."""
     fn, elem, widest_pass = item.fn, item.elem, _vectors(heights[-1], item.spec)
     lanes, nbytes = item.spec.lanes(elem), BITS[accumulator(elem)] // 8
     step = widest_pass * lanes
@@ -304,6 +308,7 @@ def _emit_row_groups(item: _Item, heights: range, begin: V, end: V, *, far: bool
                 b = fn.gep(item.b, fn.add(fn.add(strip.iv, column), down), elem)
                 if fetched is None:
                     later = fn.mul(item.b_stride, fn.max(fn.divu(item.ahead_few, step * BITS[elem] // 8), 1))
+                    later = fn.select(item.beside, item.beside_columns(vectors * lanes), later)
                     ahead, pace = fn.gep(b, later, elem), item.b_stride
                 else:
                     ahead, pace = fetched(column, vectors * lanes)

@@ -282,7 +282,8 @@ def _far_rows(elem: str, spec: TileSpec) -> Iterator[tuple[range, range]]:
 def _emit_row_groups(item: _Item, heights: range, begin: V, end: V, *, far: bool, shared: bool = False) -> None:
     """Groups of rows of nearly equal size, of the given `heights`, go over the same part of B in turn, which comes from the cache
     for all but one, their sums waiting for the next part. Unless B is `far` a part is all of k. The first group fetches the next
-    part, or the next columns that lie `beside`; or each a line of a row, where that is `shared`: memory delivers no faster than all of them multiply."""
+    part, or the next columns that lie `beside`; or each a line of a row, where that is `shared`: memory delivers no faster than
+    all of them multiply."""
     fn, elem, widest_pass = item.fn, item.elem, _vectors(heights[-1], item.spec)
     lanes, nbytes = item.spec.lanes(elem), BITS[accumulator(elem)] // 8
     step = widest_pass * lanes

@@ -34,7 +34,7 @@ def traces(vocabulary: int, seconds: float) -> dict[str, Trace]:
     """One stream behind prompts of several lengths; several at once, and at random times; with a beginning that all share."""
     found = {f"one stream behind {n}": single(n, 33, vocabulary, seed=n) for n in (16, 512, 2048, 8192)}
     found |= {f"{n} at once": several(n, 8 + 3 * n, vocabulary, seed=n) for n in (1, 4, 16, 32)}
-    found |= {f"{rate} requests a second": poisson(rate, seconds, vocabulary, seed=rate) for rate in (1, 2, 4, 6, 9)}
+    found |= {f"{rate} requests a second": poisson(rate, seconds, vocabulary, seed=rate) for rate in (1, 2, 4, 6, 9, 12, 18, 27)}
     found["1,000 tokens shared"] = shared_beginning(8, 1.0, 1000, 24, 8, vocabulary)
     return found
 

@@ -41,6 +41,8 @@ __all__ = [
 EXPLICIT = "dhlo-explicit"
 """The attribute of functions by which LLVM IR says so."""
 
+_MOST_INDEX = (1 << 31) - 1  # that an address may have as a constant
+
 
 @dataclass
 class Loop:
@@ -210,7 +212,11 @@ class Fn(Arithmetic):
     def gep(self, p: V, i: Num, elem: str) -> V:
         """Address of element `i` (a constant, an i64, or a vector of i64 giving a vector of pointers)."""
         if isinstance(i, int):
-            return p if i == 0 else self.op(PTR, f"llvm.getelementptr {p.name}[{i}] : (!llvm.ptr) -> !llvm.ptr, {elem}")
+            if i == 0:
+                return p
+            if -_MOST_INDEX <= i <= _MOST_INDEX:
+                return self.op(PTR, f"llvm.getelementptr {p.name}[{i}] : (!llvm.ptr) -> !llvm.ptr, {elem}")
+            i = self.i64(i)
         assert isinstance(i, V)
         out = vec(PTR, i.lanes) if i.lanes else PTR
         return self.op(out, f"llvm.getelementptr {p.name}[{i.name}] : (!llvm.ptr, {i.type}) -> {out}, {elem}")

@@ -107,3 +107,18 @@ def test_functions_say_what_their_code_may_consist_of() -> None:
     (attributes,) = [line for line in text.split("\n") if line.startswith("attributes ")]
     for part in ("noinline", f'"tune-cpu"="{LEVEL.tune}"', f'"prefer-vector-width"="{LEVEL.vector_bits}"', LEVEL.features[-1]):
         assert part in attributes
+
+
+def test_addresses_further_than_an_instruction_says() -> None:
+    """Constant indices have 32 bits, in MLIR as in LLVM's text; constants of a model may take more."""
+    indices = [i for n in (1, (1 << 31) - 1, 1 << 31, (1 << 32) + 5, 1 << 40) for i in (n, -n)]
+    module = KernelModule(TARGET)
+    fn = Fn(module, "store", [("to", PTR), ("base", PTR)], internal=False)
+    to, base = fn.args
+    for k, i in enumerate(indices):
+        fn.store(fn.ptr_to_int(fn.gep(base, i, "f32")), fn.gep(to, k, I64))
+    fn.done()
+    jit = Jit([compile_object(lower_to_llvm_ir(module.text(), TARGET), TARGET)])
+    out, base_address = np.zeros(len(indices), np.int64), 1 << 45
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(jit.address("store"))(out.ctypes.data, base_address)
+    assert out.tolist() == [base_address + 4 * i for i in indices]

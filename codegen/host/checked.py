@@ -24,7 +24,7 @@ class CheckedFn(Fn):
     def __init__(
         self, module: KernelModule, name: str, args: Sequence[tuple[str, str]], result: str | None = None, *, internal: bool = True
     ) -> None:
-        super().__init__(module, name, args, result, internal=internal)
+        super().__init__(module, name, args, result, internal=internal, once=True)
         self._intervals: list[dict[str, Interval]] = [{}]
         self._flag: V | None = None
         self._captured: list[list[V]] = []

@@ -19,6 +19,7 @@ from dhlo.codegen.target import BITS, Target
 __all__ = [
     "BITS",
     "EXPLICIT",
+    "ONCE",
     "F32",
     "F64",
     "I1",
@@ -39,7 +40,8 @@ __all__ = [
 ]
 
 EXPLICIT = "dhlo-explicit"
-"""The attribute of functions by which LLVM IR says so."""
+ONCE = "dhlo-once"
+"""Attributes of functions by which LLVM IR says what `Fn` calls so."""
 
 _MOST_INDEX = (1 << 31) - 1  # that an address may have as a constant
 
@@ -62,9 +64,10 @@ class Fn(Arithmetic):
     """Builds one function. Finish with `done()`, which adds it to the module.
 
     `args` are (name, type) pairs; `results` at most one type. `inline` functions are always inlined and not exported, `noinline`
-    ones never. `explicit` ones, which aren't either, are written as the machine is to run them, as micro-kernels are: LLVM tidies
-    them up and looks for nothing else, which takes half of the time. Host programs and loops over places of an image aren't: what
-    is the same in several steps is for LLVM to find.
+    ones never. `explicit` ones, which aren't either, are written as the machine is to run them, as micro-kernels and host programs
+    are: LLVM tidies them up and looks for nothing else, which takes half of the time. Loops over places of an image aren't: what
+    is the same in several steps is for LLVM to find. What runs `once` a call, a host program, is explicit, and its machine code
+    is made with less effort, too.
     """
 
     def __init__(
@@ -78,12 +81,14 @@ class Fn(Arithmetic):
         inline: bool = False,
         noinline: bool = False,
         explicit: bool = False,
+        once: bool = False,
     ) -> None:
         super().__init__()
+        explicit = explicit or once
         self.module, self.name, self.result = module, name, result
         self._args = [V(f"%{n}", t) for n, t in args]
         self._internal, self._inline = internal, inline
-        self._attributes = ["alwaysinline"] * inline + ["noinline"] * (noinline or explicit) + [EXPLICIT] * explicit
+        self._attributes = ["alwaysinline"] * inline + ["noinline"] * (noinline or explicit) + [EXPLICIT] * explicit + [ONCE] * once
         self._lines: list[str] = []
         self._uses: set[str] = set()
         self.halves: set[str] = set()  # names of f32 that are known to be numbers of bf16

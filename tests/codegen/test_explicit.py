@@ -53,7 +53,7 @@ def assembly(module: KernelModule, target: Target) -> str:
 def test_loops_of_tiles_lose_nothing(level: str, elem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = parse_target(level)
     short = innermost_loops(assembly(tiles(target, elem), target))
-    monkeypatch.setattr(llvm, "_is_explicit", lambda module: False)
+    monkeypatch.setattr(llvm, "_all_are", lambda module, attribute: False)
     whole = innermost_loops(assembly(tiles(target, elem), target))
     kernels = [name for name in whole if name.startswith("ukr_")]
     assert len(kernels) > 2 and all(f.explicit for f in tiles(target, elem).functions.values())
@@ -94,7 +94,7 @@ def test_parts_of_explicit_functions_are_recognised() -> None:
     target = parse_target("x86-64-v3")
     for part in split_module(two_callers(), 2):
         module, _ = llvm.optimise(llvm.lower_to_llvm_ir(part.text, target), target)
-        assert llvm._is_explicit(module) == (EXPLICIT in part.text)
+        assert llvm._all_are(module, EXPLICIT) == (EXPLICIT in part.text)
 
 
 def test_threads_make_the_same_code() -> None:

@@ -42,11 +42,7 @@ def same(a: sympy.Expr, b: sympy.Expr) -> bool:
 
 def dense_strides(shape: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
     """Row-major strides in elements."""
-    out, n = [], sympy.Integer(1)
-    for s in reversed(shape):
-        out.append(n)
-        n = n * s
-    return tuple(reversed(out))
+    return free_strides(shape, {})
 
 
 def free_strides(shape: Sequence[sympy.Expr], free: Mapping[int, sympy.Expr]) -> tuple[sympy.Expr, ...]:

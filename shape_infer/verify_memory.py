@@ -10,7 +10,7 @@ from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.function import bodies, ranges_of, walk
 from dhlo.ir.memory import buffers_of, memory_of
 from dhlo.ir.ops.control import Group
-from dhlo.ir.ops.host import CONTRACT, Address, Alloc, Arena, Arrange, Launch, Plan
+from dhlo.ir.ops.host import CONTRACT, PLACED, Address, Alloc, Arena, Arrange, Launch, Plan
 from dhlo.ir.symbols import evaluate, parse, symbols_of
 from dhlo.shape_infer.buffers import Arrangement, Buffer
 
@@ -54,7 +54,7 @@ class _Verifier:
             elif isinstance(op, Launch):
                 for a in attr(op, "arguments"):
                     self._buffers(op, a, number - 1)
-            elif op.kind is not Kind.HOST and not isinstance(op, CONTRACT):
+            elif op.kind is not Kind.HOST and not isinstance(op, (*CONTRACT, *PLACED)):
                 self._operation(op, number)
                 number += 1
 

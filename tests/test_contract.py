@@ -35,6 +35,23 @@ def test_conditions_are_written_for_people() -> None:
         compiled(torch.ones(4, 2), 20 * torch.ones(8))
 
 
+class Top(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (*x.topk(2, 0), *x.topk(y.shape[0], 1))
+
+
+def test_topk_selects_no_more_than_there_are() -> None:
+    """torch.export takes two and more for granted of a dynamic dim, and leaves a number that is one to the call."""
+    program = export(Top(), (torch.randn(5, 7), torch.randn(3)), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}))
+    compiled = dhlo.compile(program)
+    for rows, columns, k in ((1, 100, 2), (0, 100, 2), (3, 7, 8), (3, 0, 2)):
+        with pytest.raises(dhlo.ContractError):
+            compiled(torch.randn(rows, columns), torch.randn(k))
+    for rows, columns, k in ((2, 100, 100), (3, 8, 8), (40, 33, 2), (2, 5, 0)):
+        x, y = torch.randn(rows, columns), torch.randn(k)
+        torch.testing.assert_close(compiled(x, y), Top()(x, y))
+
+
 @pytest.mark.parametrize(
     "text,described",
     [

@@ -36,6 +36,7 @@ def _topk(b: OpBuilder, x: Value, k: Any, dim: int = -1, largest: bool = True, s
     if b.rank(x) == 0:
         return [x, b.full([], 0, "i64")]
     d = b.dim(x, dim)
+    b.require(sympy.Le(k, b.shape(x)[d]), "topk selects more elements than there are")
     shape = [k if i == d else s for i, s in enumerate(b.shape(x))]
     types = [TensorType.of(b.dtype(x), shape), TensorType.of("i64", shape)]
     return list(b.op(lookup.TopK, [x], {"dim": d, "largest": bool(largest)}, types))

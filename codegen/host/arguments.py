@@ -33,7 +33,7 @@ class Arguments:
     def __init__(self, host: HostProgram, memory: Memory) -> None:
         self.host, self.memory, self.fn = host, memory, host.fn
         self.homes: list[V] = []  # by argument: the caller's memory
-        self.dense: dict[int, V] = {}  # by staged argument: is it read where it is?
+        self.in_place: dict[int, V] = {}  # by staged argument: is it read where it is?
         self.strides: dict[int, dict[int, V]] = {}  # by staged argument: those of free dims
 
     def stage(self, ops: Sequence[Stage]) -> None:
@@ -43,10 +43,10 @@ class Arguments:
         total: V | None = None
         offsets: dict[int, V] = {}
         for k, (t, free) in staged.items():
-            self.dense[k], self.strides[k] = self._read_in_place(k, free)
+            self.in_place[k], self.strides[k] = self._read_in_place(k, free)
             nbytes = self.memory.limited(host.size(aligned(t.bytes)))
             offsets[k] = total if total is not None else fn.const(0, I64)
-            need = fn.select(self.dense[k], fn.const(0, I64), nbytes)
+            need = fn.select(self.in_place[k], fn.const(0, I64), nbytes)
             total = need if total is None else fn.add(total, need)
         self.homes = [host.tensor_field(k, "data", PTR) for k in range(len(host.arguments))]
         host.pointers.update(zip(host.arguments, self.homes, strict=True))
@@ -62,7 +62,7 @@ class Arguments:
         base = self.memory.ask(STAGING_SEGMENT, total)
         host.sizes.push()
         for k, cell in cells.items():
-            with fn.when(fn.not_(self.dense[k])):
+            with fn.when(fn.not_(self.in_place[k])):
                 to = fn.gep(base, offsets[k], "i8")
                 self._copy_gaps(k, self.homes[k], to, copies_out=False)
                 fn.store(to, cell, 8)
@@ -156,8 +156,8 @@ class Arguments:
         """An argument with gaps is written element by element, even if its dense copy was written in place."""
         host, fn, t = self.host, self.fn, from_mlir(self.host.arguments[k])
         source, size, zero = host.pointer(v), host.size(t.bytes), fn.i64(0)
-        dense = self.dense.get(k, fn.const(True, "i1"))
+        dense = self.in_place.get(k, fn.const(True, "i1"))
         if not is_written_over(v):
             emit_copy(host, source, self.homes[k], fn.select(dense, size, zero))
-        if k in self.dense:
+        if k in self.in_place:
             self._copy_gaps(k, source, self.homes[k], copies_out=True, count=lambda rows: fn.select(dense, zero, rows))

@@ -113,7 +113,8 @@ def _takes(op: Any, i: int, v: Value, strides: tuple[sympy.Expr, ...]) -> bool:
     views = [x for x in (view, seen(op.operands[1 - i])) if x is not None]
     if len({d for x in views for d in irregular_steps(x)}) > 1:  # kernels take two batch dims
         return False
-    return i == 1 or not _serves_all(op.operands[1]) or joins_rows(view)  # as rows of one product, which batches are slower than
+    # Rows of one product are faster than a batch of products with the same right side.
+    return i == 1 or not _serves_all(op.operands[1]) or joins_rows(view)
 
 
 def _serves_all(v: Value) -> bool:

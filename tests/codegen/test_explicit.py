@@ -12,13 +12,15 @@ import pytest
 import torch
 
 import dhlo
+from dhlo.api import build
 from dhlo.codegen.backends.cpu import llvm
 from dhlo.codegen.backends.cpu.unlocked import emit_object
 from dhlo.codegen.families.gemm.microkernel import emit_shared_table
 from dhlo.codegen.families.gemm.register_tile import tile_spec
-from dhlo.codegen.kernel_ir.builder import EXPLICIT, F32, F64, I64, PTR, Fn, KernelModule, Linkage
+from dhlo.codegen.kernel_ir.builder import EXPLICIT, F32, F64, I64, ONCE, PTR, Fn, KernelModule, Linkage
 from dhlo.codegen.kernel_ir.split import split_module
 from dhlo.codegen.target import Target, parse_target
+from dhlo.options import Options
 
 
 def innermost_loops(assembly: str) -> dict[str, list[int]]:
@@ -95,6 +97,18 @@ def test_parts_of_explicit_functions_are_recognised() -> None:
     for part in split_module(two_callers(), 2):
         module, _ = llvm.optimise(llvm.lower_to_llvm_ir(part.text, target), target)
         assert llvm._all_are(module, EXPLICIT) == (EXPLICIT in part.text)
+
+
+def test_host_programs_alone_are_made_with_little_effort() -> None:
+    class Double(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ x.mT
+
+    program = torch.export.export(Double(), (torch.ones(3, 4),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    _, artifact = build(program, Options())
+    texts = [text for _, part in artifact.levels for text in part]
+    assert [ONCE in text for text in texts] == ["define i32 @dhlo_run" in text for text in texts]
+    assert [ONCE in text for text in texts].count(True) == 1 and len(texts) > 1
 
 
 def test_threads_make_the_same_code() -> None:

@@ -12,6 +12,7 @@ from dhlo.ir.memory import buffers_of, memory_of
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.host import Alloc, Arrange
 from dhlo.ir.ops.movement import State, Weight
+from dhlo.ir.ops.panels import Panels
 from dhlo.ir.places import Place, place_of
 from dhlo.ir.symbols import SYMBOL_NAME, parse, spell
 from dhlo.ir.types import from_mlir
@@ -61,7 +62,7 @@ def describe_groups(block: Any, names: Mapping[str, str], families: Sequence[Seq
                 found |= {number_of[made.operation]: None}
             elif isinstance(made, (Weight, State)):
                 found |= {f"{'state' if isinstance(made, State) else 'constant'} {attr(made, 'name_')}": None}
-            elif made.operation not in inside and made.kind.pullable:
+            elif made.operation not in inside and (made.kind.pullable or isinstance(made, Panels)):
                 work += made.operands
         return list(found)
 

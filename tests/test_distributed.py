@@ -30,7 +30,7 @@ from dhlo import interp
 from dhlo.distributed import Communicator, _wait
 from dhlo.errors import CancelledError, CompileError, ContractError, DeadlineError
 from dhlo.frontend import import_program
-from dhlo.integrations.caches import masks_of_any_sizes
+from dhlo.integrations.caches import exportable_attention
 from dhlo.integrations.decoder import step_program
 from dhlo.ir.context import context
 from dhlo.model import CompiledModel
@@ -491,7 +491,7 @@ def processes(folder: Path, size: int) -> None:
     inputs = [(torch.randint(0, 96, (batch, length)),) for batch, length in ((1, 1), (2, 7), (3, 40), (5, 2))]
     torch.save(inputs, folder / "inputs.pt")
     for rank in range(size):
-        with pretended(size, rank), masks_of_any_sizes():
+        with pretended(size, rank), exportable_attention():
             part = shard(model, rank, size)
             dynamic = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
             program = export(Logits(part), (torch.zeros(2, 5, dtype=torch.int64),), dynamic_shapes=dynamic)

@@ -10,7 +10,7 @@ from torch.export import Dim, ExportedProgram, export
 
 import dhlo
 from dhlo.errors import CompileError
-from dhlo.integrations.caches import exported_cache, masks_of_any_sizes
+from dhlo.integrations.caches import exportable_attention, exported_cache
 from tests.sequences import PAGE
 from tests.test_paging import CONFIGS, UNLIKE, check, model_of
 
@@ -48,7 +48,7 @@ def single_program(model: Any, told: bool) -> ExportedProgram:
     ids, step = torch.zeros(2, 1, dtype=torch.int64), ToldStep if told else Step
     args = (ids, torch.ones(2, 6, dtype=torch.int64), keys, values, *([torch.full_like(ids, 5)] if told else []))
     sizes = (one, two, [cached] * len(keys), [cached] * len(values), *([one] if told else []))
-    with torch.no_grad(), masks_of_any_sizes():
+    with torch.no_grad(), exportable_attention():
         return export(step(model), args, dynamic_shapes=sizes, strict=False)
 
 

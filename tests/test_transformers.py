@@ -13,7 +13,7 @@ from transformers.exporters import AutoHfExporter, ExportedModel
 from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
 
 import dhlo
-from dhlo.integrations.caches import masks_of_any_sizes
+from dhlo.integrations.caches import exportable_attention
 from dhlo.integrations.generation import evaluating
 from dhlo.integrations.transformers import DhloConfig, attach, compile_decoder
 from tests.generating import assert_same_caches, generated, generated_with_caches
@@ -303,7 +303,7 @@ def test_what_is_no_decoder_is_refused():
 def test_versions_that_make_masks_otherwise_are_refused(monkeypatch):
     monkeypatch.delattr(masking_utils, "_ignore_causal_mask_sdpa")
     message = r"from transformers \S+, which has no masking_utils._ignore_causal_mask_sdpa"
-    with pytest.raises(dhlo.CompileError, match=message), masks_of_any_sizes():
+    with pytest.raises(dhlo.CompileError, match=message), exportable_attention():
         pass
 
 

@@ -108,6 +108,8 @@ class IndexMath:
             base = fn.i64(i.base)
             return Index(fn.divu(base, n)), Index(fn.remu(base, n), 1, multiple=math.gcd(i.multiple, n))
         x = self.lanes(i)
+        if isinstance(n, int) and n > 0 and n & (n - 1) == 0:
+            return Index(0, vec=fn.shr(x, n.bit_length() - 1)), Index(0, vec=fn.and_(x, n - 1))
         size = fn.splat(fn.i64(n))
         # Exact for positions below 2**52: the quotient is at least half a unit away from any rounding boundary.
         real = fn.div(fn.add(fn.cast(x, F64), 0.5), fn.cast(size, F64))

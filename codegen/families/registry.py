@@ -13,6 +13,7 @@ from dhlo.codegen.families.fft.step import FftFamily
 from dhlo.codegen.families.gemm.grouped import GroupedGemmFamily
 from dhlo.codegen.families.gemm.low_rank import LowRankFamily
 from dhlo.codegen.families.gemm.step import GemmFamily
+from dhlo.codegen.families.gemm.tables import look_up_panels
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.loops.step import InterleaveFamily, LoopsFamily
 from dhlo.codegen.families.lowering import Lowering, anchor_of
@@ -86,6 +87,7 @@ def lower_group(low: Lowering, group: Group) -> Family:
 def lower_groups(low: Lowering, block: Block) -> list[Family]:
     """The families of a function's groups, all kernels emitted. Groups say their number in the list, what family theirs is, and how
     many bytes of memory their launches need. Raises CompileError where there is no kernel for one."""
+    look_up_panels(low, block)
     families: list[Family] = []
     for op in walk(block):
         if isinstance(op, Group):

@@ -10,6 +10,7 @@ import sympy
 
 from dhlo.codegen.elementwise.emit import Slot
 from dhlo.codegen.families.family import ChoiceFamily, Family
+from dhlo.codegen.families.gemm.packed_constant import packed_constant
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.host.checked import CheckedFn
 from dhlo.codegen.host.sizes import SizeEmitter
@@ -22,6 +23,7 @@ from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.memory import base, buffers_of, memory_of, offset_of
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.movement import State, Weight
+from dhlo.ir.ops.panels import Panels
 from dhlo.ir.types import from_mlir
 
 __all__ = ["HOST_PROGRAM", "HostProgram"]
@@ -196,6 +198,9 @@ class HostProgram:
         if isinstance(op, Weight):
             name = attr(op, "name_")
             return self.constant(self.low.constants.add_tensor(name, self.low.weights[name]))
+        if isinstance(op, Panels):
+            columns, step, transposed = (attr(op, name) for name in ("columns", "step", "transposed"))
+            return self.constant(packed_constant(self.low, op.operands[0], columns, step, transposed=transposed))
         raise InternalError(f"no memory for {v}")
 
     def arena_pointer(self, buffer: int) -> V:

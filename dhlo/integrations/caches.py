@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,7 @@ __all__ = [
     "held",
     "keep_all",
     "keep_source",
-    "masks_of_any_sizes",
+    "exportable_attention",
     "otherwise_named",
     "past_of",
     "with_room",
@@ -47,6 +48,7 @@ GROW = {"keys*": 2, "values*": 2}
 _ROOM = 64  # positions that a dynamic cache has room for beyond those that are needed, at least
 
 _ASKED = "_ignore_causal_mask_sdpa"
+_GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 _Tensors = list[torch.Tensor]
 
@@ -103,17 +105,18 @@ def exported_cache(
 
 
 @contextmanager
-def masks_of_any_sizes() -> Iterator[None]:
-    """Programs that are exported inside make their masks whatever the sizes. transformers asks whether a mask has to be made at
-    all, which a program can't know, and compares sizes for it, which would bind them to the example's. Raises CompileError for a
-    version of transformers that asks elsewhere: the function isn't public."""
+def exportable_attention() -> Iterator[None]:
+    """Programs that are exported inside make their masks whatever the sizes: transformers asks whether a mask has to be made at
+    all, which a program can't know, and compares sizes for it, which would bind them to the example's. And attention says that
+    heads share keys, instead of repeating these, which takes a third of an export's time. Raises CompileError for a version of
+    transformers that asks elsewhere: the function isn't public."""
     if not hasattr(masking_utils, _ASKED):
         raise CompileError(
             "models that generate can't be exported from transformers "
             f"{transformers.__version__}, which has no masking_utils.{_ASKED}",
             hint="take a version of transformers that has it, such as 5.23",
         )
-    with patch.object(masking_utils, _ASKED, lambda *_, **__: False):
+    with patch.object(masking_utils, _ASKED, lambda *_, **__: False), patch.dict(os.environ, {_GROUPED: "1"}):
         yield
 
 

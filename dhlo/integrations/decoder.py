@@ -15,9 +15,9 @@ from dhlo.errors import CompileError, ContractError
 from dhlo.integrations.caches import (
     are_windows,
     cached_layers,
+    exportable_attention,
     exported_cache,
     keep_all,
-    masks_of_any_sizes,
     otherwise_named,
     past_of,
     with_room,
@@ -137,7 +137,7 @@ def decoder_programs(model: Any) -> dict[str, ExportedProgram]:
             _PROMPT: (_StepWithImages(model, windows), (*args, features), (*dims, {0: Dim.AUTO})),
             _DECODER: programs[""],
         }
-    with evaluating(model), masks_of_any_sizes():
+    with evaluating(model), exportable_attention():
         return {
             entry: torch.export.export(module, example, dynamic_shapes=sizes, strict=False)
             for entry, (module, example, sizes) in programs.items()
@@ -153,7 +153,7 @@ def step_program(model: Any) -> ExportedProgram:
         return recurrent_step_program(model)
     _check_decoder(model)
     layers, _ = _cached(model)
-    with evaluating(model), masks_of_any_sizes(), first_frequencies(model) as longest:
+    with evaluating(model), exportable_attention(), first_frequencies(model) as longest:
         step, args, dims = _step(model, layers, [False] * len(layers), longest)
         return torch.export.export(step, args, dynamic_shapes=dims, strict=False)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.export import Dim, ExportedProgram
 
 from dhlo.errors import CompileError
-from dhlo.integrations.caches import masks_of_any_sizes
+from dhlo.integrations.caches import exportable_attention
 from dhlo.integrations.generation import evaluating
 
 __all__ = ["ACTIVATIONS", "Normalize", "dense", "embedding_program"]
@@ -86,5 +86,5 @@ def embedding_program(model: Any, pooling: Sequence[str], behind: Iterable[torch
     module = _Embedding(model, pooling, behind).eval()
     batch, positions = {0: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}
     args = (torch.ones(3, 7, dtype=torch.int64), torch.tensor([7, 3, 1]))
-    with evaluating(model), torch.no_grad(), masks_of_any_sizes():
+    with evaluating(model), torch.no_grad(), exportable_attention():
         return torch.export.export(module, args, dynamic_shapes=(positions, batch), strict=False)

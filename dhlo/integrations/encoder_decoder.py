@@ -16,11 +16,11 @@ from dhlo.integrations.caches import (
     GROW,
     are_windows,
     cached_layers,
+    exportable_attention,
     exported_cache,
     held,
     keep_all,
     keep_source,
-    masks_of_any_sizes,
     otherwise_named,
     past_of,
     with_room,
@@ -178,7 +178,7 @@ def source_program(model: Any) -> ExportedProgram:
     tokens = model.main_input_name == "input_ids"
     module, args = (_Text(model), (source,)) if tokens else (_Source(model), (source.float(),))
     dims: Any = ({1: Dim.AUTO},) if tokens else None
-    with evaluating(model), masks_of_any_sizes():
+    with evaluating(model), exportable_attention():
         return torch.export.export(module, args, dynamic_shapes=dims, strict=False)
 
 
@@ -196,7 +196,7 @@ def cross_step_program(model: Any) -> ExportedProgram:
     two, cached = {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
     args = (ids, ones, positions, torch.tensor([0, 2]), keys, values, cross_keys, cross_values)
     dims = (two, two, two, {0: Dim.AUTO}, *([cached] * len(keys) for _ in range(4)))
-    with evaluating(model), masks_of_any_sizes():
+    with evaluating(model), exportable_attention():
         return torch.export.export(_Step(model), args, dynamic_shapes=dims, strict=False)
 
 
@@ -261,7 +261,7 @@ def encoder_decoder_programs(model: Any, source: torch.Tensor | None = None) -> 
         ),
     }
     programs = {}
-    with evaluating(model), masks_of_any_sizes():
+    with evaluating(model), exportable_attention():
         for entry, (kind, args, dims) in calls.items():
             programs[entry] = torch.export.export(kind(model), args, dynamic_shapes=dims, strict=False)
     if not tokens and (_reads(programs["encoder"], "attention_mask") or _reads(programs["decoder"], "source_mask")):

@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 )
 
 from dhlo.errors import CompileError
-from dhlo.integrations.caches import masks_of_any_sizes, otherwise_named
+from dhlo.integrations.caches import exportable_attention, otherwise_named
 from dhlo.integrations.generation import evaluating
 from dhlo.integrations.rotary import first_frequencies
 
@@ -167,7 +167,7 @@ def recurrent_step_program(model: Any) -> ExportedProgram:
         token = _TokenAt
         args.insert(1, torch.full((2, 1), _PAST))
         sizes.insert(1, batch)
-    with evaluating(model), masks_of_any_sizes(), first_frequencies(model) as longest:
+    with evaluating(model), exportable_attention(), first_frequencies(model) as longest:
         step = token(model, cache_name, layers, longest)
         return torch.export.export(step, tuple(args), dynamic_shapes=tuple(sizes), strict=False)
 

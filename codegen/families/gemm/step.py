@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import sympy
-import torch
 
 from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
@@ -17,11 +13,11 @@ from dhlo.codegen.families.epilogue import epilogue_args, lower_epilogue, touch_
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
 from dhlo.codegen.families.gemm.operands import Operands
-from dhlo.codegen.families.gemm.pack import pack_matrix
+from dhlo.codegen.families.gemm.packed_constant import packed_constant
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
 from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul, rounded_steps
-from dhlo.codegen.families.gemm.register_tile import BF16, F16, result_type, unit
+from dhlo.codegen.families.gemm.register_tile import BF16, F16, depth, result_type, unit
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I8
@@ -82,7 +78,7 @@ class GemmFamily(ChoiceFamily):
             return
         self.matmul.emit_kernels(low.module, packed=self.weight is not None)
         if self.weight is not None:
-            self.packed = self._pack(self.weight)
+            self.packed = packed_constant(low, self.matrices, self.matmul.spec.panel(self.matmul.elem), depth(self.matmul.elem))
         elif self.b is not None:
             k, n = self.b_type.shape[-2:]
             batch = product(n for n, s in zip(self.b_type.shape[:-2], self.b.strides[:-2], strict=True) if s != 0)
@@ -97,21 +93,6 @@ class GemmFamily(ChoiceFamily):
         key = ("coded", self.low.constant_key(self.op.operands[1]))
         self.packed = self.low.constants.add(key, matrix.bytes, matrix.pack)
         self.workspace = self.product.workspace_bytes(product(self.a_type.shape[:-1]))
-
-    def _pack(self, value: torch.Tensor) -> int:
-        """Offset of the packed constant."""
-        spec, elem = self.matmul.spec, self.matmul.elem
-        k, n = value.shape[-2:]
-        batch = value.numel() // (k * n) if k * n else 0
-        columns = spec.panel(elem)
-
-        def data() -> npt.NDArray[Any]:
-            mats = value.detach().reshape(batch, k, n)
-            packed = [pack_matrix(m, columns) for m in mats]
-            return np.concatenate([p.reshape(-1) for p in packed]) if len(packed) > 1 else packed[0] if packed else np.empty(0)
-
-        nbytes = batch * int(workspace_bytes(1, n, k, elem, spec))
-        return self.low.constants.add(("packed_b", self.low.constant_key(self.matrices), columns), nbytes, data)
 
     def _place(self, em: Emitter, batch: Index, row: Index, column: Index) -> list[Index]:
         shape = self.out.shape

@@ -1,0 +1,119 @@
+"""Embeddings that are a product's right side, too, are stored once: rows are looked up in the product's panels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+
+import dhlo
+from dhlo.errors import ContractError
+
+ROWS, WIDTH = 16_387, 37  # neither whole panels nor whole units
+
+
+class Tied(nn.Module):
+    """Rows of a table, and the product of its transpose with rows of it."""
+
+    def __init__(self, rows: int = ROWS, *, elsewhere: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, WIDTH)
+        self.elsewhere = elsewhere
+
+    def forward(self, ids: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        w = self.table.weight
+        found = self.table(ids) + (w * ids.sum()).amax() if self.elsewhere else self.table(ids)
+        return found, torch.tanh(self.table(tokens)) @ w.t()
+
+
+class Mixture(nn.Module):
+    """A table that is looked up, and multiplied as it lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(ROWS, WIDTH))
+
+    def forward(self, ids: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.nn.functional.embedding(ids, self.table), shares @ self.table
+
+
+EXAMPLE = (torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5, 6]))
+
+
+def compiled(module: nn.Module, example: tuple[Tensor, Tensor] = EXAMPLE, **options: Any) -> dhlo.CompiledModel:
+    dims = ({0: Dim("n", min=0, max=4096)}, {0: Dim("m", min=0, max=4096)})
+    return dhlo.compile(export(module, example, dynamic_shapes=dims), **options)
+
+
+def table_bytes(dtype: torch.dtype, rows: int = ROWS) -> int:
+    return rows * WIDTH * dtype.itemsize
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-v3,native"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_come_from_the_panels_of_the_product(dtype: torch.dtype, target: str) -> None:
+    module = Tied().to(dtype).eval()
+    model = compiled(module, target=target)
+    assert table_bytes(dtype) <= model.native.constants_bytes < 1.1 * table_bytes(dtype)
+    g = torch.Generator().manual_seed(0)
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    for n, m in ((0, 0), (1, 0), (0, 1), (1, 1), (16, 17), (300, 33)):
+        args = (torch.randint(ROWS, (n,), generator=g), torch.randint(ROWS, (m,), generator=g))
+        if n > 1:
+            args[0][:2] = torch.tensor([0, ROWS - 1])
+        found, product = model(*args)
+        expected, expected_product = module(*args)
+        assert torch.equal(found, expected)
+        torch.testing.assert_close(product, expected_product, rtol=tolerance, atol=tolerance)
+
+
+def test_nan_and_infinite_weights_come_as_they_are() -> None:
+    module = Tied().eval()
+    with torch.no_grad():
+        module.table.weight[5, 3:6] = torch.tensor([torch.nan, torch.inf, -0.0])
+    ids = torch.tensor([5, 6])
+    found, _ = compiled(module)(ids, ids)
+    assert torch.equal(found.view(torch.int32), module.table(ids).view(torch.int32))
+
+
+@pytest.mark.parametrize("bad", [ROWS, -1, 1 << 62])
+def test_indices_beyond_the_table_fail_though_panels_go_on(bad: int) -> None:
+    module = Tied().eval()
+    ids = torch.tensor([1, 2])
+    model = compiled(module)
+    with pytest.raises(ContractError, match=f"index {bad} is out of range for size {ROWS}"):
+        model(torch.tensor([3, bad]), ids)
+    assert torch.equal(model(ids, ids)[0], module.table(ids))
+
+
+def test_a_table_that_is_multiplied_as_it_lies() -> None:
+    module = Mixture().eval()
+    model = compiled(module, (torch.tensor([1, 2]), torch.randn(3, ROWS)))
+    assert model.native.constants_bytes < 64 / WIDTH * table_bytes(torch.float32) * 1.01
+    ids, shares = torch.tensor([0, ROWS - 1, 77]), torch.randn(5, ROWS)
+    found, product = model(ids, shares)
+    assert torch.equal(found, module.table[ids])
+    torch.testing.assert_close(product, shares @ module.table, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "elsewhere"), [(1000, False), (ROWS, True)])
+def test_small_tables_and_those_with_other_readers_lie_by_themselves(rows: int, elsewhere: bool) -> None:
+    module = Tied(rows, elsewhere=elsewhere).eval()
+    ids = torch.tensor([1, 2])
+    model = compiled(module)
+    assert model.native.constants_bytes >= 2 * table_bytes(torch.float32, rows)
+    found, product = model(ids, ids)
+    expected, expected_product = module(ids, ids)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(product, expected_product, rtol=1e-4, atol=1e-4)
+
+
+def test_the_planned_module_says_where_rows_are() -> None:
+    texts: dict[str, str] = {}
+    compiled(Tied().eval(), dump=lambda name, text: texts.__setitem__(name, text))
+    assert texts["lower-groups"].count('"dhlo.panels"') == 1
+    assert texts["lower-groups"].count('"dhlo.unpack"') == 2
+    assert '"dhlo.unpack"' not in texts["stage-inputs"]

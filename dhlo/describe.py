@@ -10,9 +10,8 @@ from dhlo.ir.dialect import attr, defining
 from dhlo.ir.function import argument_names, walk
 from dhlo.ir.memory import buffers_of, memory_of
 from dhlo.ir.ops.control import Group
-from dhlo.ir.ops.host import Alloc, Arrange
+from dhlo.ir.ops.host import Alloc, Arrange, Packed
 from dhlo.ir.ops.movement import State, Weight
-from dhlo.ir.ops.panels import Panels
 from dhlo.ir.places import Place, place_of
 from dhlo.ir.symbols import SYMBOL_NAME, parse, spell
 from dhlo.ir.types import from_mlir
@@ -60,9 +59,9 @@ def describe_groups(block: Any, names: Mapping[str, str], families: Sequence[Seq
                 found |= {f"argument {spelled[arguments.index(v)]}": None} if v in arguments else {}
             elif isinstance(made, Group):
                 found |= {number_of[made.operation]: None}
-            elif isinstance(made, (Weight, State)):
+            elif isinstance(made, (Weight, State, Packed)):
                 found |= {f"{'state' if isinstance(made, State) else 'constant'} {attr(made, 'name_')}": None}
-            elif made.operation not in inside and (made.kind.pullable or isinstance(made, Panels)):
+            elif made.operation not in inside and made.kind.pullable:
                 work += made.operands
         return list(found)
 

@@ -10,7 +10,6 @@ import torch
 from dhlo.ir.dialect import build
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import movement as mv
-from dhlo.ir.ops.panels import Panels, Unpack
 from dhlo.ir.types import DTYPES, from_mlir
 from tests.op_cases_elementwise import ALL, after
 from tests.programs import Draw, Part, anything, index_below, t
@@ -292,42 +291,7 @@ def weight(name: str) -> Part:
     )
 
 
-def packed(x: torch.Tensor, columns: int, step: int) -> torch.Tensor:
-    """A matrix [k, n] in panels, element by element."""
-    k, n = x.shape
-    out = torch.zeros(-(-n // columns), -(-k // step), columns, step, dtype=x.dtype)
-    for i in range(k):
-        for j in range(n):
-            out[j // columns, i // step, j % columns, i % step] = x[i, j]
-    return out
-
-
-def panels(name: str, columns: int, step: int, transposed: bool) -> Part:
-    """Panels of a weight, read as they are, and rows of the weight that are looked up there."""
-    w = WEIGHTS[name]
-    source = t("f32", *w.shape)
-    matrix = w.t() if transposed else w
-    ty = t("f32", *packed(matrix, columns, step).shape)
-
-    def body(x: Any, rows: Any) -> list[Any]:
-        made = build(mv.Weight, [], {"name_": name}, results=[source]).results[0]
-        how = {"columns": columns, "step": step, "transposed": transposed}
-        there = build(Panels, [made], how).results[0]
-        back = build(Unpack, [there], results=[t("f32", *matrix.shape)]).results[0]
-        found = build(mv.Take, [back, rows], {"dims": [0], "at": 0, "wrap": True}).results[0]
-        turned = build(mv.Take, [back, rows], {"dims": [1], "at": 0, "wrap": True}).results[0]
-        return [build(ew.Add, [x, there]).results[0], found, turned]
-
-    label = f"{name} {columns} {step} {transposed}"
-    args = [(ty, anything), (t("i64", "n"), index_below("3"))]
-    return Part(args, body, lambda x, i: [x + packed(matrix, columns, step), matrix[i], matrix[:, i].t()], label=label)
-
-
-PANELS = [panels("w", c, s, turned) for c, s in ((4, 2), (2, 1), (3, 3), (8, 4)) for turned in (False, True)]
-
 CASES: dict[str, list[Part]] = {
-    "dhlo.panels": PANELS,
-    "dhlo.unpack": PANELS,
     "dhlo.reshape": RESHAPE,
     "dhlo.transpose": TRANSPOSE,
     "dhlo.broadcast": BROADCAST,

@@ -10,7 +10,6 @@ import sympy
 
 from dhlo.codegen.elementwise.emit import Slot
 from dhlo.codegen.families.family import ChoiceFamily, Family
-from dhlo.codegen.families.gemm.packed_constant import packed_constant
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.host.checked import CheckedFn
 from dhlo.codegen.host.sizes import SizeEmitter
@@ -22,8 +21,8 @@ from dhlo.ir.function import user_names
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.memory import base, buffers_of, memory_of, offset_of
 from dhlo.ir.ops.control import Group
+from dhlo.ir.ops.host import Packed
 from dhlo.ir.ops.movement import State, Weight
-from dhlo.ir.ops.panels import Panels
 from dhlo.ir.types import from_mlir
 
 __all__ = ["HOST_PROGRAM", "HostProgram"]
@@ -198,9 +197,8 @@ class HostProgram:
         if isinstance(op, Weight):
             name = attr(op, "name_")
             return self.constant(self.low.constants.add_tensor(name, self.low.weights[name]))
-        if isinstance(op, Panels):
-            columns, step, transposed = (attr(op, name) for name in ("columns", "step", "transposed"))
-            return self.constant(packed_constant(self.low, op.operands[0], columns, step, transposed=transposed))
+        if isinstance(op, Packed):
+            return self.constant(attr(op, "offset"))
         raise InternalError(f"no memory for {v}")
 
     def arena_pointer(self, buffer: int) -> V:

@@ -12,11 +12,12 @@ from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
-from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, Transpose, Weight
+from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, Take, Transpose, Weight
 from dhlo.ir.ops.paged import PagedAttention
 from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
+from dhlo.passes.lookups import take_from
 
 __all__ = ["expand_dequantize", "written_out"]
 
@@ -44,6 +45,7 @@ def _expand(block: Block, weights: dict[str, torch.Tensor]) -> bool:
         if not isinstance(op, Dequantize):
             continue
         found = True
+        _decode_what_is_found(op)
         made: dict[str, Value] = {}
         for use in list(op.results[0].uses):
             how = _way(op, use)
@@ -54,6 +56,36 @@ def _expand(block: Block, weights: dict[str, torch.Tensor]) -> bool:
                     made[how] = written_out(op) if how == "computed" else _widened(op, weights)
             use.owner.operation.operands[use.operand_number] = made[how]
     return found
+
+
+def _decode_what_is_found(op: Any) -> None:
+    """Rows that are looked up become codes and parameters that are looked up, so that no table has to be decoded for them."""
+    q, *parameters = op.operands
+    rows = from_mlir(q).shape[0] if from_mlir(q).rank else None
+    if any(from_mlir(p).shape[0] not in (1, rows) for p in parameters):
+        return
+    for use in list(op.results[0].uses):
+        take = use.owner.operation.opview
+        if not isinstance(take, Take) or use.operand_number != 0 or attr(take, "dims") != [0] or attr(take, "at") != 0:
+            continue
+        index, attrs = take.operands[1], {name: attr(take, name) for name in ("dims", "at", "wrap")}
+        readers = take_from(take, q)
+        with ir.InsertionPoint.after(take.operation), take.location:
+            found = [_parameter_of_rows(p, rows, index, attrs) for p in parameters]
+            how = {name: attr(op, name) for name in ("code", "dtype")}
+            decoded = build(Dequantize, [take.results[0], *found], how)
+            values = written_out(decoded)
+            decoded.operation.erase()
+        for reader in readers:
+            reader.owner.operation.operands[reader.operand_number] = values
+
+
+def _parameter_of_rows(p: Value, rows: Any, index: Value, attrs: dict[str, Any]) -> Any:
+    """A parameter of a table's rows, for those that are looked up."""
+    t = from_mlir(p)
+    if t.shape[0] == rows:
+        return build(Take, [p, index], attrs).results[0]
+    return build(Reshape, [p], results=[t.with_shape([1] * from_mlir(index).rank + list(t.shape[1:]))]).results[0]
 
 
 def _readers(use: Any, through: tuple[Any, ...]) -> Iterator[tuple[Any, int]]:

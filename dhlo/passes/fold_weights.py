@@ -13,12 +13,13 @@ from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Conv
 from dhlo.ir.ops.elementwise import Convert, Mul
-from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Transpose, Weight, number
+from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Take, Transpose, Weight, number
 from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.ops.sequence import GroupedMatmul
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.find_dequantize import constant_of
+from dhlo.passes.lookups import take_from
 
 __all__ = ["fold_weights", "made_of_weights"]
 
@@ -53,8 +54,10 @@ def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
             if whole is not None:
                 _replace(op, whole.contiguous(), weights)
             continue
-        if coded(op.results[0]) is not None and only_multiplies(op.results[0]):
-            continue  # products decode it
+        if coded(op.results[0]) is not None:
+            _convert_what_is_found(op)
+            if not any(True for _ in op.results[0].uses) or only_multiplies(op.results[0]):
+                continue  # products decode it
         args = [_value(v, weights) for v in op.operands]
         known = [a for a in args if a is not None]
         if len(known) < len(args) or not any(_weight_of(_source(v)) for v in op.operands):
@@ -63,6 +66,18 @@ def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
             continue
         value = op.reference([a.detach() for a in known], _static_size)[0].contiguous()
         _replace(op, value, weights)
+
+
+def _convert_what_is_found(op: Any) -> None:
+    """Lookups in a converted weight look into the weight itself, so that it isn't widened for them."""
+    for use in list(op.results[0].uses):
+        take = use.owner.operation.opview
+        if isinstance(op, Convert) and isinstance(take, Take) and use.operand_number == 0:
+            wide, found = from_mlir(take.results[0]), take_from(take, op.operands[0])
+            with ir.InsertionPoint.after(take.operation), take.location:
+                converted = build(Convert, [take.results[0]], results=[wide]).results[0]
+            for reader in found:
+                reader.owner.operation.operands[reader.operand_number] = converted
 
 
 def _only_grouped(op: Any) -> bool:

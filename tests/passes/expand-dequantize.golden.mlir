@@ -4,34 +4,36 @@ module {
     %1 = "dhlo.weight"() {name_ = "bytes.scale"} : () -> tensor<32x4xbf16>
     %2 = "dhlo.weight"() {name_ = "bytes.zero"} : () -> tensor<32x4xbf16>
     %3 = "dhlo.weight"() {name_ = "widened.4"} : () -> tensor<32x64xf32>
-    %4 = "dhlo.convert"(%0) : (tensor<32x64xi8>) -> tensor<32x64xf32>
-    %5 = "dhlo.convert"(%1) : (tensor<32x4xbf16>) -> tensor<32x4xf32>
-    %6 = "dhlo.broadcast"(%5) {dims = [0, 1]} : (tensor<32x4xf32>) -> tensor<32x4x16xf32>
-    %7 = "dhlo.reshape"(%6) : (tensor<32x4x16xf32>) -> tensor<32x64xf32>
-    %8 = "dhlo.convert"(%2) : (tensor<32x4xbf16>) -> tensor<32x4xf32>
-    %9 = "dhlo.broadcast"(%8) {dims = [0, 1]} : (tensor<32x4xf32>) -> tensor<32x4x16xf32>
-    %10 = "dhlo.reshape"(%9) : (tensor<32x4x16xf32>) -> tensor<32x64xf32>
-    %11 = "dhlo.sub"(%4, %10) : (tensor<32x64xf32>, tensor<32x64xf32>) -> tensor<32x64xf32>
-    %12 = "dhlo.mul"(%11, %7) : (tensor<32x64xf32>, tensor<32x64xf32>) -> tensor<32x64xf32>
-    %13 = "dhlo.take"(%12, %arg0) {at = 0 : i64, dims = [0], wrap = false} : (tensor<32x64xf32>, tensor<?xi64, #dhlo.shape<["m"]>>) -> tensor<?x64xf32, #dhlo.shape<["m", "64"]>>
-    %14 = "dhlo.weight"() {name_ = "floats"} : () -> tensor<32x64xui8>
-    %15 = "dhlo.convert"(%14) : (tensor<32x64xui8>) -> tensor<32x64xi16>
-    %16 = "dhlo.full"() {value = "7"} : () -> tensor<32x64xi16>
-    %17 = "dhlo.and"(%15, %16) : (tensor<32x64xi16>, tensor<32x64xi16>) -> tensor<32x64xi16>
-    %18 = "dhlo.full"() {value = "9"} : () -> tensor<32x64xi16>
-    %19 = "dhlo.shl"(%17, %18) : (tensor<32x64xi16>, tensor<32x64xi16>) -> tensor<32x64xi16>
-    %20 = "dhlo.full"() {value = "8"} : () -> tensor<32x64xi16>
-    %21 = "dhlo.and"(%15, %20) : (tensor<32x64xi16>, tensor<32x64xi16>) -> tensor<32x64xi16>
-    %22 = "dhlo.full"() {value = "12"} : () -> tensor<32x64xi16>
-    %23 = "dhlo.shl"(%21, %22) : (tensor<32x64xi16>, tensor<32x64xi16>) -> tensor<32x64xi16>
-    %24 = "dhlo.or"(%19, %23) : (tensor<32x64xi16>, tensor<32x64xi16>) -> tensor<32x64xi16>
-    %25 = "dhlo.bitcast"(%24) : (tensor<32x64xi16>) -> tensor<32x64xf16>
-    %26 = "dhlo.convert"(%25) : (tensor<32x64xf16>) -> tensor<32x64xf32>
-    %27 = "dhlo.full"() {value = "16384.0"} : () -> tensor<32x64xf32>
-    %28 = "dhlo.mul"(%26, %27) : (tensor<32x64xf32>, tensor<32x64xf32>) -> tensor<32x64xf32>
-    %29 = "dhlo.take"(%28, %arg0) {at = 0 : i64, dims = [0], wrap = false} : (tensor<32x64xf32>, tensor<?xi64, #dhlo.shape<["m"]>>) -> tensor<?x64xf32, #dhlo.shape<["m", "64"]>>
-    %30 = "dhlo.reshape"(%3) : (tensor<32x64xf32>) -> tensor<32x16x2x2xf32>
-    %31 = "dhlo.conv"(%arg1, %30) {dilation = [1, 1], groups = 1 : i64, output_padding = [0, 0], padding = [0, 0], stride = [1, 1], transposed = false} : (tensor<?x16x8x8xf32, #dhlo.shape<["n", "16", "8", "8"]>>, tensor<32x16x2x2xf32>) -> tensor<?x32x7x7xf32, #dhlo.shape<["n", "32", "7", "7"]>>
-    return %13, %29, %31 : tensor<?x64xf32, #dhlo.shape<["m", "64"]>>, tensor<?x64xf32, #dhlo.shape<["m", "64"]>>, tensor<?x32x7x7xf32, #dhlo.shape<["n", "32", "7", "7"]>>
+    %4 = "dhlo.take"(%0, %arg0) {at = 0 : i64, dims = [0], wrap = false} : (tensor<32x64xi8>, tensor<?xi64, #dhlo.shape<["m"]>>) -> tensor<?x64xi8, #dhlo.shape<["m", "64"]>>
+    %5 = "dhlo.take"(%1, %arg0) {at = 0 : i64, dims = [0], wrap = false} : (tensor<32x4xbf16>, tensor<?xi64, #dhlo.shape<["m"]>>) -> tensor<?x4xbf16, #dhlo.shape<["m", "4"]>>
+    %6 = "dhlo.take"(%2, %arg0) {at = 0 : i64, dims = [0], wrap = false} : (tensor<32x4xbf16>, tensor<?xi64, #dhlo.shape<["m"]>>) -> tensor<?x4xbf16, #dhlo.shape<["m", "4"]>>
+    %7 = "dhlo.convert"(%4) : (tensor<?x64xi8, #dhlo.shape<["m", "64"]>>) -> tensor<?x64xf32, #dhlo.shape<["m", "64"]>>
+    %8 = "dhlo.convert"(%5) : (tensor<?x4xbf16, #dhlo.shape<["m", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["m", "4"]>>
+    %9 = "dhlo.broadcast"(%8) {dims = [0, 1]} : (tensor<?x4xf32, #dhlo.shape<["m", "4"]>>) -> tensor<?x4x16xf32, #dhlo.shape<["m", "4", "16"]>>
+    %10 = "dhlo.reshape"(%9) : (tensor<?x4x16xf32, #dhlo.shape<["m", "4", "16"]>>) -> tensor<?x64xf32, #dhlo.shape<["m", "64"]>>
+    %11 = "dhlo.convert"(%6) : (tensor<?x4xbf16, #dhlo.shape<["m", "4"]>>) -> tensor<?x4xf32, #dhlo.shape<["m", "4"]>>
+    %12 = "dhlo.broadcast"(%11) {dims = [0, 1]} : (tensor<?x4xf32, #dhlo.shape<["m", "4"]>>) -> tensor<?x4x16xf32, #dhlo.shape<["m", "4", "16"]>>
+    %13 = "dhlo.reshape"(%12) : (tensor<?x4x16xf32, #dhlo.shape<["m", "4", "16"]>>) -> tensor<?x64xf32, #dhlo.shape<["m", "64"]>>
+    %14 = "dhlo.sub"(%7, %13) : (tensor<?x64xf32, #dhlo.shape<["m", "64"]>>, tensor<?x64xf32, #dhlo.shape<["m", "64"]>>) -> tensor<?x64xf32, #dhlo.shape<["m", "64"]>>
+    %15 = "dhlo.mul"(%14, %10) : (tensor<?x64xf32, #dhlo.shape<["m", "64"]>>, tensor<?x64xf32, #dhlo.shape<["m", "64"]>>) -> tensor<?x64xf32, #dhlo.shape<["m", "64"]>>
+    %16 = "dhlo.weight"() {name_ = "floats"} : () -> tensor<32x64xui8>
+    %17 = "dhlo.take"(%16, %arg0) {at = 0 : i64, dims = [0], wrap = false} : (tensor<32x64xui8>, tensor<?xi64, #dhlo.shape<["m"]>>) -> tensor<?x64xui8, #dhlo.shape<["m", "64"]>>
+    %18 = "dhlo.convert"(%17) : (tensor<?x64xui8, #dhlo.shape<["m", "64"]>>) -> tensor<?x64xi16, #dhlo.shape<["m", "64"]>>
+    %19 = "dhlo.full"() {value = "7"} : () -> tensor<?x64xi16, #dhlo.shape<["m", "64"]>>
+    %20 = "dhlo.and"(%18, %19) : (tensor<?x64xi16, #dhlo.shape<["m", "64"]>>, tensor<?x64xi16, #dhlo.shape<["m", "64"]>>) -> tensor<?x64xi16, #dhlo.shape<["m", "64"]>>
+    %21 = "dhlo.full"() {value = "9"} : () -> tensor<?x64xi16, #dhlo.shape<["m", "64"]>>
+    %22 = "dhlo.shl"(%20, %21) : (tensor<?x64xi16, #dhlo.shape<["m", "64"]>>, tensor<?x64xi16, #dhlo.shape<["m", "64"]>>) -> tensor<?x64xi16, #dhlo.shape<["m", "64"]>>
+    %23 = "dhlo.full"() {value = "8"} : () -> tensor<?x64xi16, #dhlo.shape<["m", "64"]>>
+    %24 = "dhlo.and"(%18, %23) : (tensor<?x64xi16, #dhlo.shape<["m", "64"]>>, tensor<?x64xi16, #dhlo.shape<["m", "64"]>>) -> tensor<?x64xi16, #dhlo.shape<["m", "64"]>>
+    %25 = "dhlo.full"() {value = "12"} : () -> tensor<?x64xi16, #dhlo.shape<["m", "64"]>>
+    %26 = "dhlo.shl"(%24, %25) : (tensor<?x64xi16, #dhlo.shape<["m", "64"]>>, tensor<?x64xi16, #dhlo.shape<["m", "64"]>>) -> tensor<?x64xi16, #dhlo.shape<["m", "64"]>>
+    %27 = "dhlo.or"(%22, %26) : (tensor<?x64xi16, #dhlo.shape<["m", "64"]>>, tensor<?x64xi16, #dhlo.shape<["m", "64"]>>) -> tensor<?x64xi16, #dhlo.shape<["m", "64"]>>
+    %28 = "dhlo.bitcast"(%27) : (tensor<?x64xi16, #dhlo.shape<["m", "64"]>>) -> tensor<?x64xf16, #dhlo.shape<["m", "64"]>>
+    %29 = "dhlo.convert"(%28) : (tensor<?x64xf16, #dhlo.shape<["m", "64"]>>) -> tensor<?x64xf32, #dhlo.shape<["m", "64"]>>
+    %30 = "dhlo.full"() {value = "16384.0"} : () -> tensor<?x64xf32, #dhlo.shape<["m", "64"]>>
+    %31 = "dhlo.mul"(%29, %30) : (tensor<?x64xf32, #dhlo.shape<["m", "64"]>>, tensor<?x64xf32, #dhlo.shape<["m", "64"]>>) -> tensor<?x64xf32, #dhlo.shape<["m", "64"]>>
+    %32 = "dhlo.reshape"(%3) : (tensor<32x64xf32>) -> tensor<32x16x2x2xf32>
+    %33 = "dhlo.conv"(%arg1, %32) {dilation = [1, 1], groups = 1 : i64, output_padding = [0, 0], padding = [0, 0], stride = [1, 1], transposed = false} : (tensor<?x16x8x8xf32, #dhlo.shape<["n", "16", "8", "8"]>>, tensor<32x16x2x2xf32>) -> tensor<?x32x7x7xf32, #dhlo.shape<["n", "32", "7", "7"]>>
+    return %15, %31, %33 : tensor<?x64xf32, #dhlo.shape<["m", "64"]>>, tensor<?x64xf32, #dhlo.shape<["m", "64"]>>, tensor<?x32x7x7xf32, #dhlo.shape<["n", "32", "7", "7"]>>
   }
 }

@@ -364,10 +364,9 @@ def pack_b(weight: npt.NDArray[np.generic], transposed: bool, columns: int, *, s
     return out.numpy() if step > 1 else out.squeeze(-1).numpy()
 
 
-def pack_matrix(m: torch.Tensor, columns: int, step: int | None = None) -> Any:
-    """Packs [K, N] into panels of `columns`, with the `depth` of its dtype where no `step` is given; the usual case of a transposed
-    weight is packed from its own rows."""
-    step = depth(_ELEMENTS.get(m.dtype, "")) if step is None else step
+def pack_matrix(m: torch.Tensor, columns: int) -> Any:
+    """Packs [K, N] into panels of `columns`; the usual case of a transposed weight is packed from its own rows."""
+    step = depth(_ELEMENTS.get(m.dtype, ""))
     if m.dtype == torch.bfloat16:  # which NumPy doesn't know
         m = m.view(torch.int16)
     if m.stride(0) == 1 and m.stride(1) != 1:

@@ -7,32 +7,33 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from dhlo.codegen.families.gemm.matmul import workspace_bytes
 from dhlo.codegen.families.gemm.pack import pack_matrix
+from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
+from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.families.lowering import Lowering
-from dhlo.errors import InternalError
-from dhlo.ir.dialect import attr, defining
 from dhlo.ir.handles import Value
-from dhlo.ir.ops.movement import Transpose
+from dhlo.ir.types import from_mlir
 
-__all__ = ["packed_constant"]
+__all__ = ["coded_constant", "packed_constant"]
 
 
-def packed_constant(low: Lowering, matrices: Value, columns: int, step: int, *, transposed: bool = False) -> int:
-    """Offset of a constant [..., k, n], [..., n, k] if `transposed`, in panels of `columns` with `step` elements of k in a unit, as
-    `pack_matrix` makes them, matrix after matrix. Raises InternalError for what is no constant."""
-    op, value = defining(matrices), low.constant_value(matrices)
-    if value is None:
-        raise InternalError(f"{matrices} is no constant")
-    if isinstance(op, Transpose) and attr(op, "perm") == [1, 0]:
-        return packed_constant(low, op.operands[0], columns, step, transposed=not transposed)
-    value = value.detach().mT if transposed else value.detach()
+def packed_constant(low: Lowering, matrices: Value, value: torch.Tensor, spec: TileSpec) -> int:
+    """Offset of a constant [..., k, n], of which the value is given, in panels as `pack_matrix` makes them, matrix after matrix."""
     *batch, k, n = value.shape
-    count, elements = math.prod(batch), -(-n // columns) * columns * -(-k // step) * step
+    count, elem = math.prod(batch), from_mlir(matrices).dtype.name
+    columns = spec.panel(elem)
 
     def data() -> npt.NDArray[Any]:
-        packed = [pack_matrix(m, columns, step) for m in value.reshape(count, k, n)]
+        packed = [pack_matrix(m, columns) for m in value.detach().reshape(count, k, n)]
         return np.concatenate([p.reshape(-1) for p in packed]) if len(packed) > 1 else packed[0] if packed else np.empty(0)
 
-    key = ("packed_b", low.constant_key(matrices), transposed, columns, step)
-    return low.constants.add(key, count * elements * value.element_size(), data)
+    nbytes = count * int(workspace_bytes(1, n, k, elem, spec))
+    return low.constants.add(("packed_b", low.constant_key(matrices), columns), nbytes, data)
+
+
+def coded_constant(low: Lowering, matrices: Value, matrix: QuantisedMatrix) -> int:
+    """Offset of a constant that is kept as codes, as `QuantisedMatrix.pack` makes them."""
+    return low.constants.add(("coded", low.constant_key(matrices)), matrix.bytes, matrix.pack)

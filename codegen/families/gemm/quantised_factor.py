@@ -8,6 +8,7 @@ import sympy
 
 from dhlo.codegen.families.epilogue import emit_store_rows
 from dhlo.codegen.families.gemm.operands import Operands
+from dhlo.codegen.families.gemm.packed_constant import coded_constant
 from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul
 from dhlo.codegen.families.gemm.register_tile import BF16
@@ -23,8 +24,7 @@ class CodedFactor:
     """Constant matrices [k, n] of codes: `Factor` of another form, for products with `rows` rows at most."""
 
     def __init__(self, low: Lowering, v: Any, matrix: QuantisedMatrix, rows: sympy.Expr, block: int) -> None:
-        self.low, self.type, self.matrix = low, from_mlir(v), matrix
-        self.key = ("coded", low.constant_key(v))
+        self.low, self.value, self.type, self.matrix = low, v, from_mlir(v), matrix
         self.product = QuantisedMatmul(self.type.dtype.name, low.tiles, matrix, block=block)
         self.workspace = aligned(self.product.workspace_bytes(rows))
 
@@ -38,7 +38,7 @@ class CodedFactor:
         """Adds kernels and the codes to the module."""
         self.product.emit_kernels(self.low.module)
         self.store = emit_store_rows(self.low.module, self.type.dtype)
-        self.packed = self.low.constants.add(self.key, self.matrix.bytes, self.matrix.pack)
+        self.packed = coded_constant(self.low, self.value, self.matrix)
 
     def prepare(self, host: GroupHost) -> None:
         """Computes what launches need; call it outside loops."""

@@ -13,11 +13,11 @@ from dhlo.codegen.families.epilogue import epilogue_args, lower_epilogue, touch_
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
 from dhlo.codegen.families.gemm.operands import Operands
-from dhlo.codegen.families.gemm.packed_constant import packed_constant
+from dhlo.codegen.families.gemm.packed_constant import coded_constant, packed_constant
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
 from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul, rounded_steps
-from dhlo.codegen.families.gemm.register_tile import BF16, F16, depth, result_type, unit
+from dhlo.codegen.families.gemm.register_tile import BF16, F16, result_type, unit
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I8
@@ -78,7 +78,7 @@ class GemmFamily(ChoiceFamily):
             return
         self.matmul.emit_kernels(low.module, packed=self.weight is not None)
         if self.weight is not None:
-            self.packed = packed_constant(low, self.matrices, self.matmul.spec.panel(self.matmul.elem), depth(self.matmul.elem))
+            self.packed = packed_constant(low, self.matrices, self.weight, self.matmul.spec)
         elif self.b is not None:
             k, n = self.b_type.shape[-2:]
             batch = product(n for n, s in zip(self.b_type.shape[:-2], self.b.strides[:-2], strict=True) if s != 0)
@@ -90,8 +90,7 @@ class GemmFamily(ChoiceFamily):
         """Kernels for codes, and these as a constant."""
         self.product = QuantisedMatmul(self.a_type.dtype.name, self.matmul.spec, matrix, self.matmul.narrow, rounded_steps(self.op))
         self.product.emit_kernels(self.low.module)
-        key = ("coded", self.low.constant_key(self.op.operands[1]))
-        self.packed = self.low.constants.add(key, matrix.bytes, matrix.pack)
+        self.packed = coded_constant(self.low, self.op.operands[1], matrix)
         self.workspace = self.product.workspace_bytes(product(self.a_type.shape[:-1]))
 
     def _place(self, em: Emitter, batch: Index, row: Index, column: Index) -> list[Index]:

@@ -183,6 +183,17 @@ class Arena(_Statement, name="arena"):
     segment: ir.IntegerAttr
 
 
+# ------------------------------------------------------------------------------------------------ constants
+class Packed(Op, name="packed"):
+    """What products keep of the weight `name_`: panels, at byte `offset` of the constants."""
+
+    kind = Kind.WEIGHT
+    explicit = True
+    name_: ir.StringAttr
+    offset: ir.IntegerAttr
+    y: Out
+
+
 # ------------------------------------------------------------------------------------------------ launches
 class Address(Op, name="address"):
     """Where a value's memory begins, `offset` bytes further on, as a number."""

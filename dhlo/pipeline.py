@@ -25,7 +25,8 @@
     split-counts      nonzero -> count_nonzero, fill_nonzero: a symbol's definition, then what needs it
     check-contract    dhlo.check_type, size, solve, check, assume: what a call checks, and where symbols come from
     stage-inputs      dhlo.stage, update_argument, update_state: copies in and out
-    lower-groups      each group's `family` and the bytes of `workspace` that it needs; kernels       (from here on for one target)
+    lower-groups      each group's `family` and the bytes of `workspace` that it needs; kernels; tables that products pack are
+                      looked up there                                                          (from here on for one target)
     assign-buffers    dhlo.alloc, arrange, arena, plan, and `memory` beside each op
     schedule-launches dhlo.address, launch; `kernels` that a group chooses from at each call: the planned module
     host-program      the planned module's ops, one after the other -> the function dhlo_run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +170,36 @@ def test_the_planned_module_says_where_rows_are() -> None:
     compiled(Tied().eval(), dump=lambda name, text: texts.__setitem__(name, text))
     assert texts["lower-groups"].count('"dhlo.packed"') == 1
     assert '"dhlo.packed"' not in texts["stage-inputs"]
+
+
+def test_weights_are_read_back_and_replaced(tmp_path: Path) -> None:
+    module, other = Tied().eval(), Tied().eval()
+    compiled(module).save(tmp_path / "model.so")
+    kept = dhlo.read_weights(tmp_path / "model.so")
+    assert {name: torch.equal(w, module.table.weight) for name, w in kept.items()} == {"table.weight": True}
+    dhlo.update_weights(tmp_path / "model.so", other.state_dict())
+    ids = torch.tensor([5, ROWS - 1])
+    model = dhlo.load(tmp_path / "model.so")
+    found, product = model(ids, ids)
+    assert torch.equal(found, other.table(ids))
+    torch.testing.assert_close(product, other(ids, ids)[1], rtol=1e-5, atol=1e-5)
+
+
+def test_entries_share_the_table() -> None:
+    """One that looks up, and multiplies, and one that does so for other sizes."""
+    module = Tied().eval()
+    dims = ({0: Dim("n", min=0, max=4096)}, {0: Dim("m", min=0, max=4096)})
+    programs = {name: export(module, EXAMPLE[::step], dynamic_shapes=dims) for name, step in (("a", 1), ("b", -1))}
+    model = dhlo.compile(programs)
+    assert model.native.constants_bytes < 1.1 * table_bytes(torch.float32)
+    for name in programs:
+        found, product = model[name](*EXAMPLE)
+        assert torch.equal(found, module(*EXAMPLE)[0])
+        torch.testing.assert_close(product, module(*EXAMPLE)[1], rtol=1e-5, atol=1e-5)
+
+
+def test_tables_without_columns() -> None:
+    module = Tied(width=0).eval()
+    found, product = compiled(module)(*EXAMPLE)
+    assert found.shape == (3, 0)
+    assert torch.equal(product, torch.zeros(4, ROWS))

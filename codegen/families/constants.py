@@ -56,13 +56,20 @@ class Constants:
             list(pool.map(write, self._parts))
 
     def chunks(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """The blob in order, piece by piece."""
-        for _, _, data in self._parts:
-            flat = np.ascontiguousarray(data()).reshape(-1).view(np.uint8)
-            yield flat
-            pad = -flat.nbytes % _ALIGN
-            if pad:
-                yield np.zeros(pad, np.uint8)
+        """The blob in order, piece by piece: while one is written, the next is made."""
+
+        def made(data: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
+            return np.ascontiguousarray(data()).reshape(-1).view(np.uint8)
+
+        with ThreadPoolExecutor(1) as ahead:
+            coming = [ahead.submit(made, data) for _, _, data in self._parts[:1]]
+            for i in range(len(self._parts)):
+                flat = coming.pop().result()
+                coming += [ahead.submit(made, data) for _, _, data in self._parts[i + 1 : i + 2]]
+                yield flat
+                pad = -flat.nbytes % _ALIGN
+                if pad:
+                    yield np.zeros(pad, np.uint8)
 
 
 class States:

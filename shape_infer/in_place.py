@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dhlo.ir.dialect import Kind, attr, defining
-from dhlo.ir.function import Target
+from dhlo.ir.function import Target, walk
 from dhlo.ir.handles import Block, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import Group
@@ -17,7 +17,7 @@ from dhlo.ir.ops.recurrence import Recurrence
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import strided
 
-__all__ = ["Link", "in_place", "links", "readers"]
+__all__ = ["Link", "in_place", "is_before", "links", "readers"]
 
 WRITERS = (Scatter, UpdateSlice, Recurrence)
 
@@ -75,17 +75,35 @@ def _link(group: Any, v: Value) -> Link | None:
     return Link(group, view.base, v) if len(reads) == 1 else None
 
 
-def readers(op: Any, v: Value) -> bool:
-    """Does the op, or anything in its regions, read v or a view of it?"""
-    return any(_same_memory(x, v) for x in _reads(op))
+def readers(block: Block, v: Value) -> list[Any]:
+    """The ops of a block that read v or a view of it, themselves or in their regions; some more than once, in no order."""
+    made, found = defining(v), list[Any]()
+    same = _of_state(block, attr(made, "name_")) if isinstance(made, State) else [v]
+    for x in same:  # to which views are added on the way
+        for use in x.uses:
+            op = use.owner.operation.opview
+            if getattr(op, "kind", None) is Kind.MOVEMENT and len(op.operands) == 1:
+                same += op.results
+            found.append(_around(block, op))
+    return found
 
 
-def _reads(op: Any) -> Iterator[Any]:
-    yield from op.operands
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield from _reads(inner)
+def _of_state(block: Block, name: str) -> list[Any]:
+    """What a state is read as."""
+    states = (op for op in walk(block) if isinstance(op, State) and attr(op, "name_") == name)
+    return [v for op in states for v in op.results]
+
+
+def _around(block: Block, op: Any) -> Any:
+    """The op of a block that an op is or lies in."""
+    while op.operation.block != block:
+        op = op.operation.parent.opview
+    return op
+
+
+def is_before(a: Any, b: Any) -> bool:
+    """Whether an op stands before another of its block."""
+    return bool(a.operation != b.operation and a.operation.is_before_in_block(b.operation))
 
 
 def _same_memory(x: Value, v: Value) -> bool:
@@ -104,18 +122,17 @@ def _same_memory(x: Value, v: Value) -> bool:
 
 def in_place(block: Block, updates: Mapping[int, Target]) -> dict[Any, Any]:
     """For values that may be written over what they replace: that value. All of a result's writes, or none."""
-    ops = list(block.operations)
     out: dict[Any, Any] = {}
     for i, target in updates.items():
         found = links(block, i, target)
-        if found and all(_is_last(ops, i, link) for link in found):
+        if found and all(_is_last(block, i, link) for link in found):
             out |= {link.new: link.old for link in found}
     return out
 
 
-def _is_last(ops: list[Any], result: int, link: Link) -> bool:
+def _is_last(block: Block, result: int, link: Link) -> bool:
     """Nothing reads the old content after the write; nor is it, or what is written, a result of the function."""
-    at = next(k for k, op in enumerate(ops) if op.operation == link.group.operation)
-    later = any(readers(op, link.old) for op in ops[at + 1 : -1])
-    others = [v for k, v in enumerate(ops[-1].operands) if k != result]
+    end = list(block.operations)[-1]
+    later = any(is_before(link.group, op) and op.operation != end.operation for op in readers(block, link.old))
+    others = [v for k, v in enumerate(end.operands) if k != result]
     return not later and not any(_same_memory(v, x) for v in others for x in (link.old, link.new))

@@ -6,7 +6,7 @@ from typing import Any
 
 from dhlo.ir.function import updates_of
 from dhlo.ir.handles import Block, Module, Value
-from dhlo.shape_infer.in_place import links, readers
+from dhlo.shape_infer.in_place import is_before, links, readers
 
 __all__ = ["readers_first"]
 
@@ -22,8 +22,11 @@ def readers_first(module: Module) -> None:
 
 
 def _move(block: Block, group: Any, old: Value) -> None:
-    ops = list(block.operations)
-    at = next(k for k, op in enumerate(ops) if op.operation == group.operation)
-    last = max((k for k, op in enumerate(ops[:-1]) if k != at and readers(op, old)), default=-1)
-    if last > at and not any(readers(op, v) for op in ops[at + 1 : last + 1] for v in group.results):
-        group.operation.move_after(ops[last].operation)
+    end = list(block.operations)[-1]
+    last = group
+    for op in readers(block, old):
+        if op.operation != end.operation and is_before(last, op):
+            last = op
+    between = (op for v in group.results for op in readers(block, v) if not is_before(last, op))
+    if last is not group and not any(is_before(group, op) for op in between):
+        group.operation.move_after(last.operation)

@@ -86,7 +86,8 @@ def lower_group(low: Lowering, group: Group) -> Family:
 
 def lower_groups(low: Lowering, block: Block) -> list[Family]:
     """The families of a function's groups, all kernels emitted. Groups say their number in the list, what family theirs is, and how
-    many bytes of memory their launches need. Raises CompileError where there is no kernel for one."""
+    many bytes of memory their launches need. Tables that products pack are looked up there first of all. Raises CompileError where
+    there is no kernel for a group."""
     look_up_panels(low, block)
     families: list[Family] = []
     for op in walk(block):

@@ -104,7 +104,7 @@ class Lowering:
         args: list[torch.Tensor | None]
         if isinstance(op, (Convert, Dequantize)) and coded(v) is not None:
             args = [self._evaluate(x) for x in op.operands]
-        elif op.kind is not Kind.MOVEMENT or not all(from_mlir(x).is_static for x in (v, *op.operands)):
+        elif op.kind is not Kind.MOVEMENT or op.mentions() or not all(from_mlir(x).is_static for x in (v, *op.operands)):
             return None
         else:
             args = [self.constant_value(x) for x in op.operands]

@@ -50,7 +50,9 @@ def is_constant(v: Value) -> bool:
         return False
     if isinstance(op, Full):
         return number(attr(op, "value")) is not None
-    return isinstance(op, Weight) or op.kind is Kind.MOVEMENT and bool(op.operands) and all(map(is_constant, op.operands))
+    if isinstance(op, Weight):
+        return True
+    return op.kind is Kind.MOVEMENT and not op.mentions() and bool(op.operands) and all(map(is_constant, op.operands))
 
 
 def coded(v: Value) -> Coded | None:

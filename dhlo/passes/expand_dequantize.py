@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dhlo.ir.coded import is_stored, takes_codes
+from dhlo.ir.coded import coded, is_stored, takes_codes
 from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
@@ -41,6 +41,7 @@ def _expand(block: Block, weights: dict[str, torch.Tensor]) -> bool:
     for op in list(block.operations):
         for region in op.operation.regions:
             for inner in region.blocks:
+                _bring_codes(inner)
                 found |= _expand(inner, weights)
         if not isinstance(op, Dequantize):
             continue
@@ -56,6 +57,27 @@ def _expand(block: Block, weights: dict[str, torch.Tensor]) -> bool:
                     made[how] = written_out(op) if how == "computed" else _widened(op, weights)
             use.owner.operation.operands[use.operand_number] = made[how]
     return found
+
+
+def _bring_codes(block: Block) -> None:
+    """What is decoded by readers in a region of a control-flow op is made there: outside it would have to be in memory."""
+    for op in list(block.operations):
+        for i, v in enumerate(op.operands):
+            if takes_codes(op, i) and coded(v) is not None:
+                op.operation.operands[i] = _beside(op, v)
+
+
+def _beside(reader: Any, v: Value) -> Any:
+    """A value of codes whose decoding and order of dims are ops of the reader's block."""
+    op = defining(v)
+    if not isinstance(op, (*_ORDER, Dequantize)):
+        return v
+    here = op.operation.block == reader.operation.block
+    operands = [_beside(op if here else reader, x) for x in op.operands]
+    made = op.operation if here else op.operation.clone(ir.InsertionPoint(reader))
+    for i, x in enumerate(operands):
+        made.operands[i] = x
+    return made.results[0]
 
 
 def _decode_what_is_found(op: Any) -> None:

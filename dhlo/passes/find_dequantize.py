@@ -303,6 +303,8 @@ class _Finder:
 
     def _move(self, op: Any, coded: Sequence[_Coded | None]) -> _Coded | None:
         first = coded[0]
+        if op.mentions():  # a part that sizes decide
+            return None
         if isinstance(op, Take) and first is None:
             return self._lookup(op, coded)
         if first is None or not isinstance(op, (Movement, Concat, Take)):
@@ -379,7 +381,7 @@ def constant_of(v: Value, weights: Weights, known: dict[Any, torch.Tensor | None
 def _operands(v: Value) -> list[Value]:
     """What v is computed of, if it is and has a static size."""
     op = defining(v)
-    if op is None or isinstance(op, (Weight, Full)) or not from_mlir(v).is_static:
+    if op is None or isinstance(op, (Weight, Full)) or not from_mlir(v).is_static or op.mentions():
         return []
     return list(op.operands) if op.kind in (*_PULLABLE, Kind.REDUCTION) and len(op.results) == 1 else []
 
@@ -397,7 +399,7 @@ def _evaluate(v: Value, weights: Weights, known: dict[Any, torch.Tensor | None])
         shape = [int(s) for s in t.shape]
         return None if value is None else torch.full([1] * t.rank, value, dtype=t.dtype.torch).expand(shape)
     operands = _operands(v)
-    if not operands and not isinstance(op, Iota):
+    if not operands and not (isinstance(op, Iota) and not op.mentions()):
         return None
     args = [known[x] for x in operands]
     if any(a is None for a in args):

@@ -124,6 +124,27 @@ def test_lookups_decode_the_rows_that_they_find(asymmetric: bool) -> None:
     torch.testing.assert_close(model(ids, ids)[0], module(ids, ids)[0], rtol=1e-6, atol=1e-6)
 
 
+def test_codes_that_the_product_keeps_as_numbers_lie_by_themselves() -> None:
+    """Groups of four codes have no form in panels: products of f16 keep f16."""
+
+    class Groups(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            g = torch.Generator().manual_seed(0)
+            self.codes = nn.Buffer(torch.randint(0, 16, (ROWS, 16), generator=g, dtype=torch.int8))
+            self.scale = nn.Buffer(torch.rand(ROWS, 4, generator=g) + 0.1)
+
+        def forward(self, ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            table = (self.codes.float().unflatten(1, (4, 4)) * self.scale[:, :, None]).flatten(1).half()
+            return table[ids], x.half() @ table.t()
+
+    module = Groups().eval()
+    ids, x = torch.tensor([0, ROWS - 1, 7]), torch.randn(5, 16)
+    found, product = compiled(module, (ids, x))(ids, x)
+    assert torch.equal(found, module(ids, x)[0])
+    torch.testing.assert_close(product, module(ids, x)[1], rtol=1e-2, atol=1e-1)
+
+
 def test_nan_and_infinite_weights_come_as_they_are() -> None:
     module = Tied().eval()
     with torch.no_grad():

@@ -140,7 +140,7 @@ def _panels(low: Lowering, weight: Weight, side: _Side) -> _Panels | None:
     t, value = from_mlir(weight.results[0]), low.constant_value(side.value)
     k, n = (int(s) for s in from_mlir(side.value).shape)
     matrix = None if t.dtype.name == F64 else low.quantised(side.value)
-    if matrix is not None and matrix.form.name not in _OTHERWISE:
+    if matrix is not None and matrix.codes.dtype == t.dtype.torch and matrix.form.name not in _OTHERWISE:
         offset = coded_constant(low, side.value, matrix)
         row = matrix.panel_bytes // matrix.groups // t.dtype.bytes
         packed = t.with_shape([matrix.panels, matrix.groups, row])

@@ -124,6 +124,27 @@ def test_lookups_decode_the_rows_that_they_find(asymmetric: bool) -> None:
     torch.testing.assert_close(model(ids, ids)[0], module(ids, ids)[0], rtol=1e-6, atol=1e-6)
 
 
+def test_unsigned_bytes_that_panels_keep_as_signed_ones() -> None:
+    class Bytes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            g = torch.Generator().manual_seed(0)
+            self.codes = nn.Buffer(torch.randint(0, 256, (ROWS, WIDTH), generator=g, dtype=torch.uint8))
+            self.scale = nn.Buffer(torch.rand(ROWS, 1, generator=g))
+
+        def forward(self, ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            table = (self.codes.float() - 128) * self.scale
+            return table[ids], x @ table.t()
+
+    module = Bytes().eval()
+    ids, x = torch.tensor([0, ROWS - 1, 7]), torch.randn(5, WIDTH)
+    model = compiled(module, (ids, x))
+    assert model.native.constants_bytes < 1.6 * ROWS * WIDTH
+    found, product = model(ids, x)
+    torch.testing.assert_close(found, module(ids, x)[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(product, module(ids, x)[1], rtol=1e-4, atol=1e-2)
+
+
 def test_codes_that_the_product_keeps_as_numbers_lie_by_themselves() -> None:
     """Groups of four codes have no form in panels: products of f16 keep f16."""
 

@@ -83,7 +83,9 @@ def _beside(reader: Any, v: Value) -> Any:
 def _decode_what_is_found(op: Any) -> None:
     """Rows that are looked up become codes and parameters that are looked up, so that no table has to be decoded for them."""
     q, *parameters = op.operands
-    rows = from_mlir(q).shape[0] if from_mlir(q).rank else None
+    if not from_mlir(q).rank:
+        return
+    rows = from_mlir(q).shape[0]
     if any(from_mlir(p).shape[0] not in (1, rows) for p in parameters):
         return
     for use in list(op.results[0].uses):

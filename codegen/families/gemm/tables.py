@@ -26,8 +26,6 @@ __all__ = ["look_up_panels"]
 # Elements of a row lie a panel apart there, each in a line of memory of its own. Beside a product with as many columns as the table
 # has rows that is little where these are many.
 _LEAST_ROWS = 1 << 14
-# Codes that panels hold as another number.
-_OTHERWISE = ("ui8",)
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ class _Panels:
         if form.nibbles:  # of steps that are four apart
             halves = [_with(And, x, 15), _with(And, _with(ShiftRight, x, 4), 15)]
             x = build(Concat, halves, {"dim": 2}).results[0]
-            x = _with(Sub, x, form.bias) if form.bias else x
+        x = _with(Sub, x, form.bias) if form.bias else x
         return _reshaped(x, [m.groups * m.units * form.depth, m.panels * COLUMNS])
 
 
@@ -140,7 +138,7 @@ def _panels(low: Lowering, weight: Weight, side: _Side) -> _Panels | None:
     t, value = from_mlir(weight.results[0]), low.constant_value(side.value)
     k, n = (int(s) for s in from_mlir(side.value).shape)
     matrix = None if t.dtype.name == F64 else low.quantised(side.value)
-    if matrix is not None and matrix.codes.dtype == t.dtype.torch and matrix.form.name not in _OTHERWISE:
+    if matrix is not None and matrix.codes.dtype == t.dtype.torch:
         offset = coded_constant(low, side.value, matrix)
         row = matrix.panel_bytes // matrix.groups // t.dtype.bytes
         packed = t.with_shape([matrix.panels, matrix.groups, row])

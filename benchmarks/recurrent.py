@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, Mamba2Config, Qwen3NextConfig
 
 import dhlo
+from dhlo.integrations.caches import cache_name
 from dhlo.integrations.decoder import step_pages, step_program
 
 __all__: list[str] = []
@@ -78,10 +79,7 @@ def packed(compiled: Any, sequences: int, tokens: int, past: int) -> Callable[[]
 
 def eager(model: Any, sequences: int, tokens: int, past: int) -> Callable[[], Any]:
     """The same by transformers. Where keys are kept, steps of decoding find one more each time, a few of hundreds."""
-    name, ids = (
-        ("cache_params" if "mamba" in type(model).__name__.lower() else "past_key_values"),
-        torch.ones(sequences, tokens).long(),
-    )
+    name, ids = cache_name(model), torch.ones(sequences, tokens).long()
     cache: Any = DynamicCache(config=model.config)
 
     def run(given: Any, x: torch.Tensor) -> Any:

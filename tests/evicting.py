@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from dhlo.integrations.caches import CACHE
 from dhlo.serve.types import EngineOptions
 
 __all__ = ["evicting_greedy"]
@@ -38,7 +39,7 @@ class _Cache:
             part, tokens = tokens[: self.blocks * _BLOCK - self.kept], tokens[self.blocks * _BLOCK - self.kept :]
             at = torch.arange(self.size, self.size + len(part))[None]
             with torch.no_grad():
-                logits = self.model(input_ids=torch.tensor([part]), past_key_values=self.cache, position_ids=at).logits[0, -1]
+                logits = self.model(input_ids=torch.tensor([part]), position_ids=at, **{CACHE: self.cache}).logits[0, -1]
             self.size, self.kept = self.size + len(part), self.kept + len(part)
         return logits
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
+from dhlo.integrations.caches import CACHE
+
 Calls = Sequence[dict[str, Any]]
 
 
@@ -27,7 +29,7 @@ def generated_with_caches(model: Any, calls: Calls) -> list[tuple[torch.Tensor, 
         torch.manual_seed(2)
         vars(model).pop("_previous_max_cache_length", None)
         result = model.generate(**call, return_dict_in_generate=True)
-        out.append((result.sequences, result.past_key_values))
+        out.append((result.sequences, getattr(result, CACHE)))
     return out
 
 

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
+from dhlo.integrations.caches import CACHE
+
 __all__ = ["MODELS", "Model"]
 
 
@@ -124,7 +126,7 @@ class _Decode(nn.Module):
         from transformers import DynamicCache
 
         cache = DynamicCache(past)
-        out = self.model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+        out = self.model(input_ids=ids, attention_mask=mask, use_cache=True, **{CACHE: cache})
         return out.logits, [(layer.keys, layer.values) for layer in cache.layers]
 
 

@@ -10,6 +10,7 @@ import transformers as hf
 from transformers.cache_utils import EncoderDecoderCache, StaticCache
 
 import dhlo
+from dhlo.integrations.caches import CACHE
 from dhlo.integrations.transformers import attach, compile_encoder_decoder
 from tests.generating import assert_same_caches, generated, generated_with_caches
 
@@ -113,12 +114,12 @@ def check_calls(model: Any, name: str) -> None:
     with pytest.raises(dhlo.ContractError, match="decoder_attention_mask is"):
         model(**source, decoder_input_ids=tokens, decoder_attention_mask=torch.ones(4, 1, 6, 6))
     with pytest.raises(dhlo.ContractError, match="an EncoderDecoderCache, not a DynamicCache"):
-        model(**source, decoder_input_ids=tokens, past_key_values=hf.DynamicCache())
+        model(**source, decoder_input_ids=tokens, **{CACHE: hf.DynamicCache()})
     with pytest.raises(dhlo.ContractError):
         model(**source, decoder_input_ids=tokens[:3])
     with pytest.raises(dhlo.ContractError, match="static cache of 8 positions holds 8 and has no room for 1 more"):
         caches = (StaticCache(model.config.get_text_config(decoder=True), max_cache_len=n) for n in (8, 20))
-        model.generate(**calls(name)[1], past_key_values=EncoderDecoderCache(*caches))
+        model.generate(**calls(name)[1], **{CACHE: EncoderDecoderCache(*caches)})
     torch.testing.assert_close(model(**source, decoder_input_ids=tokens).logits, want, rtol=1e-3, atol=1e-4)
 
 

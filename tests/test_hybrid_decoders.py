@@ -26,6 +26,7 @@ from transformers import (
 
 import dhlo
 from dhlo.errors import DhloError
+from dhlo.integrations.caches import CACHE
 from dhlo.integrations.decoder import step_pages, step_program
 from dhlo.model import CompiledModel
 from dhlo.serve.engine import Engine
@@ -121,7 +122,7 @@ def by_tokens(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         for i in range(len(tokens)):
             one = {"input_ids": tokens[None, i : i + 1], "position_ids": torch.tensor([[i]])}  # Bamba counts none from its cache
-            out = model(**one, past_key_values=cache, use_cache=True)
+            out = model(**one, use_cache=True, **{CACHE: cache})
             rows.append(out.logits[0])
     return torch.cat(rows)
 

@@ -15,6 +15,7 @@ from torch.export import Dim, export
 import dhlo
 from dhlo.codegen.target import parse_target
 from dhlo.frontend import import_program
+from dhlo.integrations.caches import CACHE
 from dhlo.passes.quantise_caches import quantise_rows
 
 FORMATS = ("bf16", "f16", "int8")
@@ -303,7 +304,7 @@ def test_transformers_static_cache() -> None:
 
         def forward(self, ids: torch.Tensor, position: torch.Tensor) -> Any:
             where = {"cache_position": position, "position_ids": position[None]}
-            return self.lm(input_ids=ids, past_key_values=cache, use_cache=True, **where).logits
+            return self.lm(input_ids=ids, use_cache=True, **where, **{CACHE: cache}).logits
 
     with torch.no_grad():
         exported = export(Decoder().eval(), (torch.ones(1, 5).long(), torch.arange(5)), dynamic_shapes=({1: D}, {0: D}))

@@ -10,7 +10,7 @@ from torch.export import Dim, ExportedProgram, export
 
 import dhlo
 from dhlo.errors import CompileError
-from dhlo.integrations.caches import exportable_attention, exported_cache
+from dhlo.integrations.caches import CACHE, exportable_attention, exported_cache
 from tests.sequences import PAGE
 from tests.test_paging import CONFIGS, UNLIKE, check, model_of
 
@@ -26,7 +26,7 @@ class Step(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor, mask: torch.Tensor, keys: list[Any], values: list[Any], **more: Any) -> Any:
         cache = exported_cache(input_ids, mask, keys, values, [False] * len(keys))
-        out = self.model(input_ids=input_ids, attention_mask=mask, past_key_values=cache, use_cache=True, **more)
+        out = self.model(input_ids=input_ids, attention_mask=mask, use_cache=True, **more, **{CACHE: cache})
         return out.logits.transpose(0, 1), [x.keys for x in cache.layers], [x.values for x in cache.layers]
 
 
@@ -39,7 +39,7 @@ class ToldStep(Step):
 
 def single_program(model: Any, told: bool) -> ExportedProgram:
     with torch.no_grad():
-        layers = model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True).past_key_values.layers
+        layers = getattr(model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True), CACHE).layers
     keys, values = (
         [torch.zeros(2, h, 5, d) for _, h, _, d in shapes]
         for shapes in zip(*((x.keys.shape, x.values.shape) for x in layers), strict=True)

@@ -13,6 +13,7 @@ from torch.export import Dim, export
 from torch.utils._pytree import tree_leaves
 
 import dhlo
+from dhlo.integrations.caches import CACHE
 from tests import small_decoders, small_vision  # noqa: F401  (which add to SMALL)
 from tests.plans import assert_plan_is_run
 from tests.small_models import SMALL, Small
@@ -157,7 +158,7 @@ def test_decoding_into_a_static_cache() -> None:
 
         def forward(self, ids, position):
             where = {"cache_position": position, "position_ids": position[None]}
-            return self.lm(input_ids=ids, past_key_values=cache, use_cache=True, **where).logits
+            return self.lm(input_ids=ids, use_cache=True, **where, **{CACHE: cache}).logits
 
     module = Decoder().eval()
     fresh = copy.deepcopy(lm)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.export import Dim
 from torch.utils._pytree import tree_leaves
 
+from dhlo.integrations.caches import CACHE
 from tests.small_models import Small
 from tests.test_small_models import GROUPS, SIZE, Calls, check, ids, mask
 
@@ -38,7 +39,7 @@ class Step(nn.Module):
 
     def forward(self, tokens, mask, past):
         cache = T.DynamicCache(past)
-        out = self.model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
+        out = self.model(input_ids=tokens, attention_mask=mask, use_cache=True, **{CACHE: cache})
         return out.logits, [(layer.keys, layer.values) for layer in cache.layers]
 
 
@@ -77,7 +78,7 @@ def test_decoding_step(name: str) -> None:
     torch.manual_seed(0)
     model = getattr(T, f"{name}ForCausalLM")(getattr(T, f"{name}Config")(**STEPS[name])).eval()
     with torch.no_grad():
-        layers = model(input_ids=ids(1, 2), use_cache=True).past_key_values.layers
+        layers = getattr(model(input_ids=ids(1, 2), use_cache=True), CACHE).layers
     parts = [[(t.shape[1], t.shape[3]) for t in (layer.keys, layer.values)] for layer in layers]
 
     def args(b: int, p: int, s: int) -> tuple[Any, ...]:

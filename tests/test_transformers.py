@@ -13,7 +13,7 @@ from transformers.exporters import AutoHfExporter, ExportedModel
 from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
 
 import dhlo
-from dhlo.integrations.caches import exportable_attention
+from dhlo.integrations.caches import CACHE, exportable_attention
 from dhlo.integrations.generation import evaluating
 from dhlo.integrations.transformers import DhloConfig, attach, compile_decoder
 from tests.generating import assert_same_caches, generated, generated_with_caches
@@ -89,8 +89,8 @@ def cached_calls(model: Any) -> list[dict[str, Any]]:
         for call in calls()[:4]
         for cache in (
             lambda: {"cache_implementation": "static"},
-            lambda: {"past_key_values": StaticCache(model.config, max_cache_len=40)},
-            lambda: {"past_key_values": DynamicCache(config=model.config)},
+            lambda: {CACHE: StaticCache(model.config, max_cache_len=40)},
+            lambda: {CACHE: DynamicCache(config=model.config)},
         )
     ]
 
@@ -98,8 +98,8 @@ def cached_calls(model: Any) -> list[dict[str, Any]]:
 def continued(model: Any, cache: Cache) -> torch.Tensor:
     """Some tokens after a prompt, another prompt behind these, and some more tokens: each goes on from the cache."""
     prompt, more = calls()[0]["input_ids"], torch.arange(20, 31)[None]
-    said = model.generate(prompt, max_new_tokens=5, do_sample=False, past_key_values=cache)
-    tokens: torch.Tensor = model.generate(torch.cat([said, more], 1), max_new_tokens=5, do_sample=False, past_key_values=cache)
+    said = model.generate(prompt, max_new_tokens=5, do_sample=False, **{CACHE: cache})
+    tokens: torch.Tensor = model.generate(torch.cat([said, more], 1), max_new_tokens=5, do_sample=False, **{CACHE: cache})
     return tokens
 
 
@@ -133,13 +133,16 @@ def check_refusals(model: Any) -> None:
         torch.testing.assert_close(model(ids).logits, type(model).forward(model, ids).logits, rtol=1e-3, atol=1e-4)
         assert model(ids, logits_to_keep=2).logits.shape == (1, 2, 99)
         assert model(ids, logits_to_keep=-2).logits.shape == (1, 5, 99)
+        for name in ("past_key_values", "cache"):  # before transformers 5.24, and from then on
+            cache = DynamicCache(config=model.config)
+            assert getattr(model(ids, **{name: cache}), CACHE) is cache and cache.get_seq_length() == ids.shape[1]
     with evaluating(model):  # to compile it once more
         assert "forward" not in vars(model)
     assert "forward" in vars(model)
     with pytest.raises(dhlo.ContractError, match="for a compiled decoder, got 1 dims"):
         model(ids[0])
     with pytest.raises(dhlo.ContractError, match="a Cache of transformers, got a list"):
-        model(ids, past_key_values=[(ids, ids)])
+        model(ids, **{CACHE: [(ids, ids)]})
     with pytest.raises(dhlo.ContractError, match="inputs_embeds"):
         model(inputs_embeds=torch.zeros(1, 3, 32))
     with pytest.raises(dhlo.ContractError, match="attention_mask"):
@@ -169,16 +172,16 @@ def check_caches(model: Any) -> None:
     call = calls()[0]
     full = StaticCache(model.config, max_cache_len=10)
     with pytest.raises(dhlo.ContractError, match="static cache of 10 positions holds 10 and has no room for 1 more"):
-        model.generate(**call, past_key_values=full)
+        model.generate(**call, **{CACHE: full})
     assert int(full.get_seq_length()) == 10
     fewer = StaticCache(model.config, max_cache_len=40)
     fewer.layers.pop()
     with pytest.raises(dhlo.ContractError, match="the cache has 1 layers, the compiled model 2"):
-        model.generate(**call, past_key_values=fewer)
+        model.generate(**call, **{CACHE: fewer})
     with pytest.raises(dhlo.ContractError, match="not offloaded"):
         model.generate(**call, cache_implementation="offloaded_static")
     with pytest.raises(dhlo.ContractError, match="dynamic and static caches: layer 0 is a DynamicIndexedLayer"):
-        model.generate(**call, past_key_values=Cache(layers=[DynamicIndexedLayer(), DynamicIndexedLayer()]))
+        model.generate(**call, **{CACHE: Cache(layers=[DynamicIndexedLayer(), DynamicIndexedLayer()])})
 
 
 def looking(size: int = 16) -> Any:
@@ -281,17 +284,6 @@ def test_modules_for_export(name):
         assert torch.equal(tokens, want)
 
 
-def test_caches_by_another_name_are_told_of() -> None:
-    """As transformers has them from 5.24 on."""
-
-    class Renamed(hf.LlamaForCausalLM):
-        def forward(self, input_ids: Any = None, cache: Any = None, logits_to_keep: Any = 0) -> Any:
-            raise AssertionError
-
-    with pytest.raises(dhlo.CompileError, match="calls past_key_values 'cache', which isn't known yet: take 5.23"):
-        compile_decoder(Renamed(hf.LlamaConfig(**COMMON)))
-
-
 def test_what_is_no_decoder_is_refused():
     model = hf.BertModel(
         hf.BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
@@ -316,7 +308,7 @@ def test_export_backend(tmp_path):
     config = DhloConfig(options={"name": "vit"})
     exported = AutoHfExporter.from_config(config).export(model, {"pixel_values": torch.randn(2, 3, 16, 16)}, config)
     exported.save_pretrained(tmp_path)
-    loaded = ExportedModel.from_pretrained(tmp_path)
+    loaded = ExportedModel.from_pretrained(tmp_path, trust_remote_code=True)
     for batch in (1, 5):
         x = torch.randn(batch, 3, 16, 16)
         with torch.no_grad():

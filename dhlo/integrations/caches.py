@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 from unittest.mock import patch
 
@@ -20,22 +21,25 @@ from transformers.cache_utils import (
     StaticLayer,
     StaticSlidingWindowLayer,
 )
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from dhlo.errors import CompileError, ContractError
 from dhlo.model import CompiledModel
 
 __all__ = [
+    "CACHE",
     "GROW",
     "Layer",
     "are_windows",
+    "cache_name",
     "cached_layers",
     "exported_cache",
     "held",
     "keep_all",
     "keep_source",
     "exportable_attention",
-    "otherwise_named",
     "past_of",
+    "taken_cache",
     "with_room",
 ]
 
@@ -45,6 +49,9 @@ Layer = tuple[int, int, torch.dtype]
 GROW = {"keys*": 2, "values*": 2}
 """Which arguments of the steps have room behind what is filled, and along which dim."""
 
+CACHE = next(f.name for f in fields(CausalLMOutputWithPast) if f.name in ("cache", "past_key_values"))
+"""What this version of transformers calls caches, as arguments and as results: past_key_values before 5.24."""
+
 _ROOM = 64  # positions that a dynamic cache has room for beyond those that are needed, at least
 
 _ASKED = "_ignore_causal_mask_sdpa"
@@ -53,11 +60,10 @@ _GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"
 _Tensors = list[torch.Tensor]
 
 
-def otherwise_named(model: Any) -> str | None:
-    """What to do where this version of transformers gives a model's caches another name; None where it doesn't."""
-    if "cache" not in inspect.signature(model.forward).parameters:
-        return None
-    return f"transformers {transformers.__version__} calls past_key_values 'cache', which isn't known yet: take 5.23"
+def cache_name(model: Any) -> str | None:
+    """What a model's forward calls its caches; None where it takes none."""
+    names = inspect.signature(model.forward).parameters
+    return next((name for name in (CACHE, "cache_params") if name in names), None)
 
 
 # ------------------------------------------------------------------------------------------------------------ in programs
@@ -114,7 +120,7 @@ def exportable_attention() -> Iterator[None]:
         raise CompileError(
             "models that generate can't be exported from transformers "
             f"{transformers.__version__}, which has no masking_utils.{_ASKED}",
-            hint="take a version of transformers that has it, such as 5.23",
+            hint="take a version of transformers that has it, such as 5.24",
         )
     with patch.object(masking_utils, _ASKED, lambda *_, **__: False), patch.dict(os.environ, {_GROUPED: "1"}):
         yield
@@ -127,6 +133,11 @@ def cached_layers(compiled: CompiledModel) -> list[Layer]:
 
 
 # ------------------------------------------------------------------------------------------------------------- at each call
+def taken_cache(arguments: dict[str, Any]) -> Any:
+    """The cache among a call's arguments, by its name in any version of transformers, taken out of them; None if there is none."""
+    return next((arguments.pop(name) for name in ("cache", "past_key_values") if arguments.get(name) is not None), None)
+
+
 def past_of(cache: Cache, number: int) -> int:
     """How many positions a cache has seen, of a model of so many layers. Raises ContractError for caches that compiled steps can't
     write."""

@@ -13,13 +13,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOu
 
 from dhlo.errors import CompileError, ContractError
 from dhlo.integrations.caches import (
+    CACHE,
     are_windows,
     cached_layers,
     exportable_attention,
     exported_cache,
     keep_all,
-    otherwise_named,
     past_of,
+    taken_cache,
     with_room,
 )
 from dhlo.integrations.generation import evaluating, image_sizes, keep_masks, refuse_others, replace
@@ -77,9 +78,9 @@ class _Step(torch.nn.Module):
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=kept,
+            **{CACHE: cache},
             **more,
         )
         return out.logits, [layer.keys for layer in cache.layers], [layer.values for layer in cache.layers]
@@ -119,7 +120,7 @@ def is_decoder(model: Any) -> bool:
     """Whether `compile_decoder` takes a model."""
     names = inspect.signature(model.forward).parameters
     joined = getattr(model.config.get_text_config(), "is_encoder_decoder", False)
-    return not joined and {"input_ids", "past_key_values", "logits_to_keep"} <= set(names)
+    return not joined and {"input_ids", CACHE, "logits_to_keep"} <= set(names)
 
 
 def decoder_programs(model: Any) -> dict[str, ExportedProgram]:
@@ -166,9 +167,8 @@ def step_pages(model: Any, block_slots: int) -> dict[str, int]:
 def _check_decoder(model: Any) -> None:
     if not is_decoder(model):
         raise CompileError(
-            f"{type(model).__name__} isn't a decoder that takes input_ids, past_key_values and logits_to_keep",
-            hint=otherwise_named(model)
-            or "torch.compile(model.forward, backend='dhlo', dynamic=True) compiles any model's forward",
+            f"{type(model).__name__} isn't a decoder that takes input_ids, {CACHE} and logits_to_keep",
+            hint="torch.compile(model.forward, backend='dhlo', dynamic=True) compiles any model's forward",
         )
 
 
@@ -218,7 +218,7 @@ def _cached(model: Any) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[b
     cache = DynamicCache(config=model.config)
     windows = are_windows(cache)
     with evaluating(model):
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), past_key_values=cache, use_cache=True)
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True, **{CACHE: cache})
     for layer in cache.layers:
         if not layer.is_initialized or layer.keys.dim() != 4:
             raise CompileError(f"{type(model).__name__} keeps more than keys and values in its cache ({type(layer).__name__})")
@@ -269,7 +269,6 @@ class _Forward:
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         pixel_values: torch.Tensor | None = None,
@@ -277,17 +276,18 @@ class _Forward:
         **others: Any,
     ) -> CausalLMOutputWithPast:
         """Raises ContractError for arguments that the compiled step has no place for."""
+        cache = taken_cache(others)
         refuse_others(others)
         if input_ids is None:
             raise ContractError("a compiled decoder takes input_ids, and not inputs_embeds")
-        if past_key_values is not None and not isinstance(past_key_values, Cache):
-            raise ContractError(f"past_key_values is a Cache of transformers, got a {type(past_key_values).__name__}")
+        if cache is not None and not isinstance(cache, Cache):
+            raise ContractError(f"{CACHE} is a Cache of transformers, got a {type(cache).__name__}")
         for name, x in {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}.items():
             if x is not None and x.dim() != 2:
                 raise ContractError(f"{name} is [batch, positions] for a compiled decoder, got {x.dim()} dims")
         images = self._images(pixel_values, mm_encoder_outputs or {})
         batch, length = input_ids.shape
-        cache = DynamicCache(config=self._config) if past_key_values is None else past_key_values
+        cache = DynamicCache(config=self._config) if cache is None else cache
         past = past_of(cache, len(self._layers) // 2)
         if attention_mask is None:
             attention_mask = torch.ones(batch, past + length, dtype=torch.int64)
@@ -305,7 +305,7 @@ class _Forward:
             )
             keep_all(cache, keys, values, length)
         returned = None if use_cache is False else cache  # generate() would pass it on, with all tokens
-        return CausalLMOutputWithPast(logits=logits, past_key_values=returned)
+        return CausalLMOutputWithPast(logits=logits, **{CACHE: returned})
 
     def _images(self, pixels: torch.Tensor | None, encoded: dict[str, Any]) -> list[torch.Tensor]:
         """The features of all images, if there are any. Raises ContractError where the model takes none."""

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 import dhlo
 from dhlo.errors import CompileError, ContractError
 from dhlo.integrations.caches import (
+    CACHE,
     GROW,
     are_windows,
     cached_layers,
@@ -21,8 +22,8 @@ from dhlo.integrations.caches import (
     held,
     keep_all,
     keep_source,
-    otherwise_named,
     past_of,
+    taken_cache,
     with_room,
 )
 from dhlo.integrations.generation import evaluating, keep_masks, refuse_others, replace
@@ -42,7 +43,7 @@ __all__ = [
 ENTRIES = ("encoder", "cross", "decoder")
 """The programs: of the source; of what cross attention keeps of it; of some tokens after what a cache holds."""
 
-_TAKES = {"decoder_input_ids", "decoder_attention_mask", "attention_mask", "encoder_outputs", "past_key_values"}
+_TAKES = {"decoder_input_ids", "decoder_attention_mask", "attention_mask", "encoder_outputs", CACHE}
 _POSITIONS = "decoder_position_ids"
 
 _Tensors = list[torch.Tensor]
@@ -72,8 +73,8 @@ class _Cross(torch.nn.Module):
         self.model(
             decoder_input_ids=token,
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
-            past_key_values=cache,
             use_cache=True,
+            **{CACHE: cache},
         )
         layers: list[Any] = cache.cross_attention_cache.layers
         return [x.keys for x in layers], [x.values for x in layers]
@@ -108,8 +109,8 @@ class _Decoder(torch.nn.Module):
             decoder_input_ids=input_ids,
             decoder_attention_mask=attention_mask,
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
-            past_key_values=EncoderDecoderCache(own, cross),
             use_cache=True,
+            **{CACHE: EncoderDecoderCache(own, cross)},
             **({_POSITIONS: position_ids} if self.positions else {}),
         )
         layers: list[Any] = own.layers
@@ -216,7 +217,7 @@ def _check(model: Any) -> None:
     if not is_encoder_decoder(model):
         kind = type(model).__name__
         takes = ", ".join(sorted(_TAKES))
-        raise CompileError(f"{kind} isn't an encoder-decoder that generates and takes {takes}", hint=otherwise_named(model))
+        raise CompileError(f"{kind} isn't an encoder-decoder that generates and takes {takes}")
 
 
 def compile_encoder_decoder(model: Any, source: torch.Tensor | None = None, **options: Any) -> CompiledModel:
@@ -321,16 +322,15 @@ class _Forward:
         decoder_attention_mask: torch.Tensor | None = None,
         decoder_position_ids: torch.Tensor | None = None,
         encoder_outputs: Any = None,
-        past_key_values: EncoderDecoderCache | None = None,
         use_cache: bool | None = None,
         **others: Any,
     ) -> Seq2SeqLMOutput:
         """Raises ContractError for arguments that the compiled entries have no place for."""
-        source = others.pop(self._source, None)
+        source, cache = others.pop(self._source, None), taken_cache(others)
         refuse_others(others)
         if decoder_input_ids is None:
             raise ContractError("a compiled decoder takes decoder_input_ids")
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if past_key_values is None else past_key_values
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if cache is None else cache
         if not isinstance(cache, EncoderDecoderCache):
             raise ContractError(f"a compiled encoder-decoder takes an EncoderDecoderCache, not a {type(cache).__name__}")
         number = len(self._layers) // 2
@@ -360,7 +360,7 @@ class _Forward:
             keep_all(cache.self_attention_cache, keys, values, length)
         hidden = None if encoder_outputs is None else encoder_outputs[0]
         returned = None if use_cache is False else cache  # generate() would pass it on, with all tokens
-        return Seq2SeqLMOutput(logits=logits, past_key_values=returned, encoder_last_hidden_state=hidden)
+        return Seq2SeqLMOutput(logits=logits, encoder_last_hidden_state=hidden, **{CACHE: returned})
 
 
 def _mask(mask: torch.Tensor | None, name: str, batch: int, length: int) -> torch.Tensor:

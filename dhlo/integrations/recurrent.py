@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 )
 
 from dhlo.errors import CompileError
-from dhlo.integrations.caches import exportable_attention, otherwise_named
+from dhlo.integrations.caches import cache_name, exportable_attention
 from dhlo.integrations.generation import evaluating
 from dhlo.integrations.rotary import first_frequencies
 
@@ -155,11 +155,11 @@ def recurrent_step_program(model: Any) -> ExportedProgram:
     """A step of one token of each sequence, for `Options.pages`: states are called states[0], states[1], ..., keys and values as
     those of `step_program`. Raises CompileError where a layer keeps something else, and what torch.export raises."""
     names, kind = inspect.signature(model.forward).parameters, type(model).__name__
-    cache_name = next((n for n in ("past_key_values", "cache_params") if n in names), "")
-    if not cache_name or "input_ids" not in names or model.get_output_embeddings() is None:
+    cache = cache_name(model)
+    if cache is None or "input_ids" not in names or model.get_output_embeddings() is None:
         what = "isn't a decoder that takes input_ids and a cache, and gives logits"
-        raise CompileError(f"{kind} {what}", hint=otherwise_named(model))
-    layers, batch, cached = _layers_of(model, cache_name), {0: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
+        raise CompileError(f"{kind} {what}")
+    layers, batch, cached = _layers_of(model, cache), {0: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
     args: list[Any] = [torch.zeros(2, 1, dtype=torch.int64), torch.tensor([0, 1]), layers.examples, layers.keys, layers.values]
     sizes: list[Any] = [batch, batch, *([how] * len(x) for how, x in zip((batch, cached, cached), args[2:], strict=True))]
     token: type[_Token] = _Token
@@ -168,7 +168,7 @@ def recurrent_step_program(model: Any) -> ExportedProgram:
         args.insert(1, torch.full((2, 1), _PAST))
         sizes.insert(1, batch)
     with evaluating(model), exportable_attention(), first_frequencies(model) as longest:
-        step = token(model, cache_name, layers, longest)
+        step = token(model, cache, layers, longest)
         return torch.export.export(step, tuple(args), dynamic_shapes=tuple(sizes), strict=False)
 
 

@@ -1,7 +1,8 @@
 """transformers: an export backend named "dhlo", and `generate()` over a compiled decoder.
 
 Importing this module registers the backend: `DhloExporter().export(model, inputs, DhloConfig())` compiles any model that
-transformers exports, and `ExportedModel.from_pretrained` loads what its `save_pretrained` wrote.
+transformers exports, and `ExportedModel.from_pretrained` loads what its `save_pretrained` wrote (from 5.24 on with
+`trust_remote_code=True`: model files are native code).
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class DhloExporter(DynamoExporter):  # type: ignore[misc]
     export_format = FORMAT
     config_class = DhloConfig
     program_suffix = ".so"
+    requires_trust_remote_code = True  # model files are native code
 
     def export_program(self, model: Any, sample_inputs: Any, config: DhloConfig) -> tuple[CompiledModel, ExportMetadata]:
         """A graph's compiled model. Raises what torch.export and `dhlo.compile` raise."""

@@ -1,6 +1,6 @@
 # make test    installs into .venv what the tests need, then runs linters, type checker and tests; keeps the code that it compiled in build/
 # make demo    compiles BERT-base once, runs it at ten shapes beside eager, then from C++
-# make test-torch TORCH=2.14.1   runs what rests on PyTorch with another version of it, in a virtual environment of its own
+# make test-torch TORCH=2.15.0   runs what rests on PyTorch with another version of it, in a virtual environment of its own
 # make wheels  builds the wheels of dhlo and dhlo-runtime into dist/, for as many Linux distributions as this one's C library allows
 # make clean   removes the virtual environments and everything built
 #

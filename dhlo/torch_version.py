@@ -9,7 +9,7 @@ from dhlo.errors import TorchVersionError
 __all__ = ["NEWEST", "OLDEST", "require_supported"]
 
 OLDEST = (2, 12)
-NEWEST = (2, 14)  # pyproject.toml says the same to pip
+NEWEST = (2, 15)  # pyproject.toml says the same to pip
 
 
 def require_supported(version: str) -> tuple[int, int]:

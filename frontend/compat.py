@@ -22,7 +22,7 @@ VERSION = require_supported(torch.__version__)
 
 # Operators that not every supported version has: the minor versions of torch 2 that lack them.
 ABSENT_IN: dict[str, frozenset[int]] = {
-    "aten::cholesky": frozenset({14}),
+    "aten::cholesky": frozenset({14, 15}),
 }
 
 

@@ -31,21 +31,21 @@ def test_pip_is_told_the_same_range() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "number"), [("2.12.0", (2, 12)), ("2.13.0+cpu", (2, 13)), ("2.14.1+cu130", (2, 14)), ("2.14.0a0+git1", (2, 14))]
+    ("version", "number"), [("2.12.0", (2, 12)), ("2.13.0+cpu", (2, 13)), ("2.15.0+cu132", (2, 15)), ("2.15.0a0+git1", (2, 15))]
 )
 def test_supported_versions(version: str, number: tuple[int, int]) -> None:
     assert require_supported(version) == number
 
 
-@pytest.mark.parametrize("version", ["1.13.1", "2.1", "2.11.0+cpu", "2.15.0", "2.120.0", "3.13.0", "", "unknown"])
+@pytest.mark.parametrize("version", ["1.13.1", "2.1", "2.11.0+cpu", "2.16.0", "2.120.0", "3.13.0", "", "unknown"])
 def test_other_versions_are_refused(version: str) -> None:
-    with pytest.raises(TorchVersionError, match=re.escape(f"dhlo supports torch 2.12 to 2.14, found {version}") + "$"):
+    with pytest.raises(TorchVersionError, match=re.escape(f"dhlo supports torch 2.12 to 2.15, found {version}") + "$"):
         require_supported(version)
 
 
 IMPORTS = """
 import torch
-torch.__version__ = "2.15.0+cpu"
+torch.__version__ = "2.16.0+cpu"
 import dhlo  # reads no file of PyTorch's
 for use in ("dhlo.compile", "dhlo.load", "from dhlo import Session", "import dhlo.api", "import dhlo.compiler"):
     try:
@@ -58,14 +58,14 @@ for use in ("dhlo.compile", "dhlo.load", "from dhlo import Session", "import dhl
 
 def test_refused_at_import() -> None:
     result = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
-    assert result.stdout == "dhlo supports torch 2.12 to 2.14, found 2.15.0+cpu\n" * 5, result.stderr
+    assert result.stdout == "dhlo supports torch 2.12 to 2.15, found 2.16.0+cpu\n" * 5, result.stderr
 
 
 def test_the_command_line_refuses_too() -> None:
     script = "import torch; torch.__version__ = '2.11.0'\nfrom dhlo.cli import app\napp(['compile', 'model.pt2'])"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert result.stderr == "error: dhlo supports torch 2.12 to 2.14, found 2.11.0\n"
+    assert result.stderr == "error: dhlo supports torch 2.12 to 2.15, found 2.11.0\n"
 
 
 def test_operators_that_come_and_go_are_listed_rightly() -> None:

@@ -11,6 +11,7 @@ from torch.utils._sympy import functions as tsf
 
 from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.compat import VERSION
 from dhlo.frontend.compat import aten as A
 from dhlo.frontend.dims import static_value
 from dhlo.frontend.promotion import promote, scalar_dtype
@@ -131,7 +132,7 @@ def _arange(b: OpBuilder, end: Any, *, dtype: torch.dtype | None = None, **_: An
 @lowers(A.arange.start, A.arange.start_step)
 def _arange_step(b: OpBuilder, start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
     d = b.as_dtype(dtype) if dtype is not None else promote([torch_scalar(v) for v in (start, end, step)])
-    if d.name == "i64":  # PyTorch counts those of other integers by the bounds as they are
+    if d.name == "i64" and VERSION < (2, 15):  # of other integers, and since then of all, the bounds count as they are
         start, end, step = map(_truncated, (start, end, step))
     n = _length(b, start, end, step)
     if d.is_int:

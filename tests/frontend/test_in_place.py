@@ -113,7 +113,7 @@ def test_dropout_in_place(p: float) -> None:
 
 
 # PyTorch's own bookkeeping, and what has its operand elsewhere or writes to two.
-WITHOUT_TWIN = {"_amp_update_scale_", "_fill_mem_eff_dropout_mask_", "polygamma_", "rrelu_with_noise_"}
+WITHOUT_TWIN = {"_amp_update_scale_", "_fill_mem_eff_dropout_mask_", "polygamma_", "rrelu_with_noise_", "shallow_copy_data_"}
 
 
 def test_operators_in_place_have_functional_twins() -> None:

@@ -178,8 +178,10 @@ def check_caches(model: Any) -> None:
     fewer.layers.pop()
     with pytest.raises(dhlo.ContractError, match="the cache has 1 layers, the compiled model 2"):
         model.generate(**call, **{CACHE: fewer})
+    offloaded = StaticCache(model.config, max_cache_len=40)
+    offloaded.offloading = True  # a stream, which transformers makes for it, some builds of PyTorch have with a GPU only
     with pytest.raises(dhlo.ContractError, match="not offloaded"):
-        model.generate(**call, cache_implementation="offloaded_static")
+        model.generate(**call, **{CACHE: offloaded})
     with pytest.raises(dhlo.ContractError, match="dynamic and static caches: layer 0 is a DynamicIndexedLayer"):
         model.generate(**call, **{CACHE: Cache(layers=[DynamicIndexedLayer(), DynamicIndexedLayer()])})
 

@@ -46,10 +46,14 @@ class Arrangement:
 
     def offsets(self, env: Mapping[str, int]) -> tuple[dict[Buffer, int], int]:
         """Offsets and arena bytes at given sizes."""
+        return self.place(bytes_of(self.order, env))
+
+    def place(self, bytes_: Mapping[Buffer, int]) -> tuple[dict[Buffer, int], int]:
+        """Offsets and arena bytes for buffers of so many bytes."""
         out: dict[Buffer, int] = {}
         for b in self.order:
-            out[b] = max((out[x] + evaluate(x.bytes, env) for x in self.below[b]), default=0)
-        return out, max((at + evaluate(b.bytes, env) for b, at in out.items()), default=0)
+            out[b] = max((out[x] + bytes_[x] for x in self.below[b]), default=0)
+        return out, max((at + bytes_[b] for b, at in out.items()), default=0)
 
 
 @dataclass
@@ -67,8 +71,9 @@ class Plan:
     def peak_live(self, env: Mapping[str, int]) -> int:
         """Bytes that any plan for this schedule needs."""
         most = now = 0
+        bytes_ = bytes_of(self.buffers, env)
         for came, went in self.peaks:
-            now += sum(evaluate(b.bytes, env) for b in came) - sum(evaluate(b.bytes, env) for b in went)
+            now += sum(bytes_[b] for b in came) - sum(bytes_[b] for b in went)
             most = max(most, now)
         return most
 
@@ -83,18 +88,24 @@ def aligned(size: sympy.Expr) -> sympy.Expr:
     return ceil_div(size, ALIGN) * ALIGN
 
 
+def bytes_of(buffers: Sequence[Buffer], env: Mapping[str, int]) -> dict[Buffer, int]:
+    """How many bytes each buffer takes at given sizes."""
+    values = {e: evaluate(e, env) for e in {b.bytes for b in buffers}}
+    return {b: values[b.bytes] for b in buffers}
+
+
 def plan_arena(buffers: Sequence[Buffer], samples: Sequence[Callable[[str], int]], certain: int = 0) -> Plan:
     """Arranges buffers at each sample, which gives a value of every symbol, and keeps the fewest arrangements (up to
     _MAX_KEPT) of which one is near the best at each sample; at the first `certain` ones before others."""
     names = {s.name for b in buffers for s in b.bytes.free_symbols}
     envs = {tuple(sorted(e.items())): e for e in ({n: sample(n) for n in names} for sample in samples)}
-    points = list(envs.values())[: None if len(buffers) <= _MANY else 3]
+    points = [bytes_of(buffers, env) for env in list(envs.values())[: None if len(buffers) <= _MANY else 3]]
     made: list[Arrangement] = []
-    for env in points:
-        a = _arrange(buffers, env)
+    for bytes_ in points:
+        a = _arrange(buffers, bytes_)
         if all(a.below != k.below for k in made):
             made.append(a)
-    needs = [[a.offsets(env)[1] for env in points] for a in made]
+    needs = [[a.place(bytes_)[1] for bytes_ in points] for a in made]
     best = [min(column) for column in zip(*needs, strict=True)]
     near = [{p for p, n in enumerate(row) if n <= best[p] * _NEAR} for row in needs]
     kept: list[Arrangement] = []
@@ -106,9 +117,9 @@ def plan_arena(buffers: Sequence[Buffer], samples: Sequence[Callable[[str], int]
     return Plan(list(buffers), kept, peaks(buffers))
 
 
-def _arrange(buffers: Sequence[Buffer], env: Mapping[str, int]) -> Arrangement:
+def _arrange(buffers: Sequence[Buffer], bytes_: Mapping[Buffer, int]) -> Arrangement:
     """Large buffers first, each into the tightest gap that is free while it lives."""
-    size = {b: max(1, evaluate(b.bytes, env)) for b in buffers}
+    size = {b: max(1, bytes_[b]) for b in buffers}
     at: dict[Buffer, int] = {}
     placed: list[tuple[int, int, Buffer]] = []  # in order of position
     for n, b in enumerate(sorted(buffers, key=lambda b: (-size[b], b.first))):

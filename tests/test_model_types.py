@@ -11,6 +11,7 @@ import transformers as hf
 from torch.utils._pytree import tree_leaves
 
 import dhlo
+from dhlo.integrations.caches import CACHE
 from dhlo.integrations.transformers import DhloConfig, DhloExporter, attach, compile_decoder, compile_encoder_decoder
 from tests.test_encoder_decoder import model_of as encoder_decoder
 from tests.test_pretrained import compile_cli
@@ -209,10 +210,10 @@ BY_DEFAULT = {"bert", "resnet"}
 
 
 def results(name: str, model: Any, inputs: dict[str, Any]) -> list[torch.Tensor]:
-    """What forward returns, or the tokens and the logits of generate()."""
+    """What forward returns but for caches, or the tokens and the logits of generate()."""
     if name not in GENERATE:
         with torch.no_grad():
-            return tree_leaves(dict(model(**inputs)))
+            return tree_leaves({k: v for k, v in model(**inputs).items() if k != CACHE})
     call = dict(max_new_tokens=6, do_sample=False, pad_token_id=0, output_logits=True, return_dict_in_generate=True)
     out = model.generate(**inputs, **call)
     return [out.sequences, *out.logits]

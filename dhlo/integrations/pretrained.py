@@ -24,6 +24,7 @@ from dhlo.integrations.coded_weights import FORMATS, coded_names, keep_codes
 from dhlo.integrations.decoder import decoder_programs, is_decoder
 from dhlo.integrations.encoder_decoder import encoder_decoder_programs, is_encoder_decoder
 from dhlo.integrations.generation import evaluating, image_sizes
+from dhlo.integrations.recurrent import is_recurrent
 from dhlo.integrations.transformers import DhloConfig, DhloExporter
 
 __all__ = ["folder_programs", "load_base", "load_folder", "model_programs"]
@@ -160,12 +161,12 @@ def _class(folder: Path, config: Any) -> Any:
 
 def model_programs(model: Any) -> tuple[dict[str, ExportedProgram], dict[str, int]]:
     """A model's programs by entry (the only one is called ""), with all sizes dynamic that can be, and the option `grow` that goes
-    with them. Decoders and encoder-decoders that generate become what `attach` takes, others a program that takes what the
-    model's tokenizer or processor makes.
+    with them. Decoders that keep keys and values, and encoder-decoders that generate, become what `attach` takes, others a program
+    that takes what the model's tokenizer or processor makes.
 
     Raises CompileError for models that take something else, and what torch.export raises.
     """
-    if is_decoder(model):
+    if is_decoder(model) and not is_recurrent(model):
         return decoder_programs(model), GROW
     if is_encoder_decoder(model):
         return encoder_decoder_programs(model), GROW

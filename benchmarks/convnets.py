@@ -17,7 +17,7 @@ from benchmarks import convnets_narrow, measure, models, report
 from benchmarks.workloads import Shape, Workload, select
 from dhlo.bench.subject import Subject
 
-__all__ = ["main", "networks", "subject"]
+__all__ = ["command", "main", "networks", "subject"]
 
 _PEERS = ("eager", "ort", "openvino", "dhlo")
 _IMAGES: Sequence[Shape] = ((1, 224, 224), (1, 256, 192), (4, 224, 224), (4, 96, 128))
@@ -87,8 +87,8 @@ def subject(name: str, tiny: bool) -> Subject:
     return networks(tiny)[name].subject()
 
 
-def _arguments() -> argparse.Namespace:
-    parser = measure.options("benchmarks.convnets", __doc__, "network", 15, _PEERS, "convnets")
+def _arguments(module: str, about: str | None) -> argparse.Namespace:
+    parser = measure.options(module, about, "network", 15, _PEERS, module.rpartition(".")[2])
     parser.add_argument("--network", help="names, separated by commas; by default all")
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
     parser.add_argument(
@@ -99,7 +99,12 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Exit code 2 for unknown names, 1 if a network fails on this compiler."""
-    a = _arguments()
+    return command("benchmarks.convnets", __doc__, networks)
+
+
+def command(module: str, about: str | None, networks: Callable[[bool], dict[str, Workload]]) -> int:
+    """The command `python -m module` over networks, whose module has a function `subject`; exit codes as of `main`."""
+    a = _arguments(module, about)
     known = networks(a.tiny)
     try:
         chosen = select(a.network, known) if a.network else list(known.values())
@@ -128,7 +133,7 @@ def main() -> int:
             a.threads,
             budget=a.budget,
             results=folder,
-            subject=("benchmarks.convnets:subject", {"name": w.name, "tiny": a.tiny}),
+            subject=(f"{module}:subject", {"name": w.name, "tiny": a.tiny}),
             tell=lambda text: print(f"   {text}", file=sys.stderr, flush=True),
         )
         measure.save(result, folder)

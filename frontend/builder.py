@@ -248,6 +248,12 @@ class OpBuilder:
             self._same_numel(list(t.shape), sizes)
         return self.op(movement.Reshape, [x], None, [TensorType.of(t.dtype, sizes)])
 
+    def restate(self, x: Value) -> Value:
+        """A value whose sizes are what the program defines, under the equalities known so far, which it checks."""
+        t = from_mlir(x)
+        shape = [self.dims.expr(s) for s in t.shape]
+        return x if t.shape == tuple(shape) else self.op(movement.Reshape, [x], None, [TensorType.of(t.dtype, shape)])
+
     def _quotient(self, sizes: Sequence[sympy.Expr], others: Sequence[sympy.Expr]) -> sympy.Expr:
         """product(sizes) / product(others), exact."""
         left, right = list(sizes), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -53,6 +54,7 @@ class Dims:
     ones: set[Expr] = field(default_factory=set)  # sizes that conditions say are 1, though no renaming of a symbol does
     intrinsic: set[str] = field(default_factory=set)  # run-time symbols that are counts: never negative
     signed: dict[str, str] = field(default_factory=dict)  # the run-time symbols of arguments that may be negative
+    defined: dict[str, int] = field(default_factory=dict)  # run-time symbols, in the order in which the program defines them
     asserted: set[Any] = field(default_factory=set)  # conditions on run-time symbols that this round checks already
     changed: bool = False
     _proofs: dict[Any, bool] = field(default_factory=dict)
@@ -85,6 +87,10 @@ class Dims:
         """Declares a run-time symbol that counts something."""
         self.intrinsic.add(name)
         self.tighten(name, 0, None)
+
+    def define(self, name: str) -> None:
+        """Says that what the program does next knows the value of a run-time symbol."""
+        self.defined.setdefault(name, len(self.defined))
 
     def tighten(self, name: str, lo: int | None, hi: int | None) -> None:
         """Intersects a symbol's range. Raises CompileError where nothing is left."""
@@ -255,6 +261,8 @@ class Dims:
                 raise Contradiction(f"{s} would have to be {value}")
             if any(f.name.startswith("u") for f in value.free_symbols) and not s.name.startswith("u"):
                 continue  # sizes of inputs come first
+            if s.name in self.defined and any(self._defined_at(f.name) > self.defined[s.name] for f in value.free_symbols):
+                continue  # where s is defined, which is where this is checked, f has no value yet
             signs = all(t.as_coeff_Mul()[0] >= 0 for t in sympy.Add.make_args(value))
             rank = (
                 not signs and not self.nonnegative(value),
@@ -265,6 +273,11 @@ class Dims:
             if best is None or rank < best[0]:
                 best = (rank, s, value)
         return None if best is None or best[0][0] else (best[1], best[2])
+
+    def _defined_at(self, name: str) -> float:
+        """When a symbol gets its value, as in `defined`: -1 for those of inputs, infinity for those not yet defined."""
+        of_input = not name.startswith("u") or name in self.signed.values()
+        return -1 if of_input else self.defined.get(name, math.inf)
 
     def learn(self, cond: Any) -> Any:
         """Takes in a condition that the program asserts. Returns what is left of it to be checked, or None if nothing

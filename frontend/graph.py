@@ -478,13 +478,14 @@ class Importer:
 
     def check_symbol(self, name: str) -> None:
         """Where a run-time symbol was replaced by an equal expression, its definition checks that."""
+        self.dims.define(name)
         s = symbol(name)
         value = self.dims.substitution.get(s)
         if value is not None:
             self.b.op(
                 control.Assert,
                 [],
-                {"condition": show(sympy.Eq(s, value, evaluate=False)), "message": f"{name} must be {show(value)}"},
+                {"condition": show(sympy.Eq(s, value, evaluate=False)), "message": f"sizes must agree: {CONDITION}"},
             )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import convnets_narrow, measure
+from benchmarks import convnets_narrow, diffusion, measure
 from benchmarks.convnets import main, networks, table
 from dhlo.bench.ceilings import Ceilings
 from dhlo.bench.peers import PEERS
@@ -31,6 +31,18 @@ def test_networks_are_measured(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(measure, "measure", lambda threads: Ceilings(1, 100.0, 200.0, 100.0, 50.0, 20.0))
     w = networks(tiny=True)[name]
     subject = ("benchmarks.convnets:subject", {"name": name, "tiny": True})
+    result = measure.measure_workload(w, ["eager", "dhlo"], 1, budget=0.0, rounds=1, results=tmp_path, subject=subject)
+    assert all("error" not in f for f in result["peers"].values())
+    assert table([result])[1].startswith(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", diffusion.networks(tiny=True))
+def test_diffusion_models_are_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("diffusers")
+    monkeypatch.setattr(measure, "measure", lambda threads: Ceilings(1, 100.0, 200.0, 100.0, 50.0, 20.0))
+    subject = ("benchmarks.diffusion:subject", {"name": name, "tiny": True})
+    w = diffusion.networks(tiny=True)[name]
     result = measure.measure_workload(w, ["eager", "dhlo"], 1, budget=0.0, rounds=1, results=tmp_path, subject=subject)
     assert all("error" not in f for f in result["peers"].values())
     assert table([result])[1].startswith(name)

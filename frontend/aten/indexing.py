@@ -14,7 +14,7 @@ from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ir.ops import control, lookup
 from dhlo.ir.ops import elementwise as ew
-from dhlo.ir.symbols import as_expr, product
+from dhlo.ir.symbols import as_expr, product, symbol
 from dhlo.ir.types import TensorType
 
 
@@ -47,10 +47,9 @@ def nonzero(b: OpBuilder, x: Value) -> Value:
     """Indices [n, rank] of the elements that aren't zero; defines n."""
     name = b.importer.symbol_name()
     b.dims.count(name)
-    size = b.dims.of(name)
-    y = b.op(control.Nonzero, [x], {"symbol": name}, [TensorType.of("i64", [size, b.rank(x)])])
+    y = b.op(control.Nonzero, [x], {"symbol": name}, [TensorType.of("i64", [symbol(name), b.rank(x)])])
     b.importer.check_symbol(name)
-    return y
+    return b.restate(y)
 
 
 def _columns(b: OpBuilder, x: Value) -> list[Value]:

@@ -11,6 +11,7 @@ from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import lookup
+from dhlo.ir.symbols import symbol
 from dhlo.ir.types import TensorType
 
 
@@ -18,11 +19,11 @@ from dhlo.ir.types import TensorType
 def _unique2(b: OpBuilder, x: Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> list[Value]:
     name = b.importer.symbol_name()
     b.dims.count(name)
-    n = b.dims.of(name)
+    n = symbol(name)
     types = [TensorType.of(b.dtype(x), [n]), TensorType.of("i64", b.shape(x)), TensorType.of("i64", [n])]
     out = list(b.op(lookup.Unique, [x], {"symbol": name}, types))
     b.importer.check_symbol(name)
-    return out
+    return [b.restate(y) for y in out]
 
 
 @lowers(A.unique_consecutive.default)

@@ -397,7 +397,7 @@ class OpBuilder:
     def size(self, e: Any) -> sympy.Expr:
         """A size, simplified by what is known. Where the exported program states it as it is for non-empty inputs (s - 1 for
         x[1:]), non-emptiness becomes part of the contract."""
-        e = self.dims.fold(self.dims.expr(e))
+        e = self.dims.fold(self.dims.expr(e), guarded=True)
         if not e.has(sympy.Max, sympy.Min) or not self._stated(self.dims.fold(e, 1)):
             return e
         return self.dims.simplify(e)

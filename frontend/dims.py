@@ -51,6 +51,7 @@ class Dims:
     substitution: dict[sympy.Symbol, Expr] = field(default_factory=dict)
     unsolved: list[tuple[Expr, Expr]] = field(default_factory=list)
     not_negative: set[Expr] = field(default_factory=set)  # what conditions say of sizes beyond single bounds
+    promised: set[Expr] = field(default_factory=set)  # not negative: what guards say, which are checked before anything else
     ones: set[Expr] = field(default_factory=set)  # sizes that conditions say are 1, though no renaming of a symbol does
     intrinsic: set[str] = field(default_factory=set)  # run-time symbols that are counts: never negative
     signed: dict[str, str] = field(default_factory=dict)  # the run-time symbols of arguments that may be negative
@@ -171,22 +172,34 @@ class Dims:
             return False
         return None
 
-    def fold(self, e: Any, at_least: int = 0) -> Any:
-        """Drops the branches of max and min that can be proved not to be taken."""
+    def fold(self, e: Any, at_least: int = 0, *, guarded: bool = False) -> Any:
+        """Drops the branches of max and min that can be proved not to be taken; `guarded`: where the program's guards hold."""
         if not isinstance(e, sympy.Basic) or not e.has(sympy.Max, sympy.Min):
             return e
-        args = [self.fold(a, at_least) for a in e.args]
+        args = [self.fold(a, at_least, guarded=guarded) for a in e.args]
         if any(a is not b for a, b in zip(args, e.args, strict=True)):  # building a max or min anew is slow
             e = e.func(*args)
         if isinstance(e, sympy.Max | sympy.Min):
             big, keep = isinstance(e, sympy.Max), list(e.args)
             for a in list(keep):
                 others = [x for x in keep if x is not a]
-                if any(self.nonnegative((x - a) if big else (a - x), at_least) for x in others):
+                if any(self._is_above(*((x, a) if big else (a, x)), at_least, guarded) for x in others):
                     keep = others
             if len(keep) < len(e.args):
                 e = (sympy.Max if big else sympy.Min)(*keep)
         return e
+
+    def _is_above(self, a: Expr, b: Expr, at_least: int, guarded: bool) -> bool:
+        """Is a >= b for all sizes, those that the guards admit or all that there are?"""
+        return self.nonnegative(a - b, at_least) or (
+            guarded and any(self.nonnegative(a - b - d.xreplace(self.substitution), at_least) for d in self.promised)
+        )
+
+    def promise(self, relation: Any) -> None:
+        """Takes in a guard of the program: sizes of its results may rest on it."""
+        if isinstance(relation, sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt) and all(s.is_integer for s in relation.free_symbols):
+            strict = 1 if isinstance(relation, sympy.StrictGreaterThan | sympy.StrictLessThan) else 0
+            self.promised.add(relation.gts - relation.lts - strict)
 
     def simplify(self, e: Any) -> Expr:
         """Folds max and min by what is known. Where non-empty inputs decide, non-emptiness becomes part of the

@@ -68,6 +68,7 @@ def import_program(ep: torch.export.ExportedProgram, shapes: Mapping[str, Range]
             bounds = conditions_of(sizes, shapes or {}, dims)
             for relation in (*bounds, *guards):
                 dims.learn(relation)
+                dims.promise(relation)
             if sizes:
                 dims.check([*bounds, *guards])
             for _ in range(_MAX_ROUNDS):

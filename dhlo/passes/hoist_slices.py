@@ -205,7 +205,7 @@ def _transpose(op: Any) -> tuple[set[int], list[Dims]]:
 
 def _broadcast(op: Any) -> tuple[set[int], list[Dims]]:
     src, dst = from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape
-    return set(range(len(dst))), [[d if s == dst[d] and s != 1 else None for s, d in zip(src, attr(op, "dims"), strict=True)]]
+    return set(range(len(dst))), [[d if s != 1 else None for s, d in zip(src, attr(op, "dims"), strict=True)]]
 
 
 def _reshape(op: Any) -> tuple[set[int], list[Dims]]:

@@ -156,7 +156,7 @@ def _repeated(v: Value) -> tuple[Value, list[int | None]]:
     source, known = _repeated(op.operands[0])
     found: list[int | None] = [None] * (rank - 2)
     for i, d in enumerate(dims[:-2]):
-        if inner.shape[i] == out.shape[d]:
+        if inner.shape[i] != 1:
             found[d] = known[i]
     return source, found
 

@@ -146,7 +146,8 @@ def _undiagonal(b: OpBuilder, x: Value, names: str) -> tuple[Value, str]:
 
 
 def _contract(b: OpBuilder, x: Value, xn: str, y: Value, yn: str, later: set[str]) -> tuple[Value, str]:
-    """Product of two terms; labels that nothing needs later are summed over. One batched matmul."""
+    """Product of two terms; labels that nothing needs later are summed over. One batched matmul; where nothing is summed over, a
+    multiplication of elements, whose types may differ."""
     for names, other in ((xn, yn), (yn, xn)):
         gone = [d for d, c in enumerate(names) if c not in other and c not in later]
         if gone and names is xn:
@@ -160,6 +161,16 @@ def _contract(b: OpBuilder, x: Value, xn: str, y: Value, yn: str, later: set[str
     for names, v in ((xn, x), (yn, y)):
         for c, s in zip(names, b.shape(v), strict=True):
             size[c] = b.broadcast_shape([size[c]], [s])[0] if c in size else s
+
+    if not inner:
+        all_ = [*batch, *rows, *cols]
+
+        def spread(v: Value, names: str) -> Value:
+            v = b.transpose(v, [names.index(c) for c in all_ if c in names])
+            shape = iter(b.shape(v))
+            return b.reshape(v, [next(shape) if c in names else 1 for c in all_])
+
+        return b.mul(spread(x, xn), spread(y, yn)), "".join(all_)
 
     def arrange(v: Value, names: str, first: list[str], second: list[str]) -> Value:
         order = [*batch, *first, *second]

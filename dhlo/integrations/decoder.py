@@ -130,19 +130,30 @@ def decoder_programs(model: Any) -> dict[str, ExportedProgram]:
     layers, windows = _cached(model)
     step, args, dims = _step(model, layers, windows)
     programs: dict[str, tuple[Any, Any, Any]] = {"": (step, args, dims)}
+    exported: dict[str, ExportedProgram] = {}
     features = _features(model)
-    if features is not None:
-        pixels = torch.zeros(1, *image_sizes(model.config), dtype=model.dtype)
-        programs = {
-            _IMAGE: (_Image(model), (pixels,), ({2: Dim.AUTO, 3: Dim.AUTO},)),
-            _PROMPT: (_StepWithImages(model, windows), (*args, features), (*dims, {0: Dim.AUTO})),
-            _DECODER: programs[""],
-        }
     with evaluating(model), exportable_attention():
-        return {
-            entry: torch.export.export(module, example, dynamic_shapes=sizes, strict=False)
-            for entry, (module, example, sizes) in programs.items()
-        }
+        image = None if features is None else _image_program(model)
+        if image is not None:
+            with_images = (_StepWithImages(model, windows), (*args, features), (*dims, {0: Dim.AUTO}))
+            exported, programs = {_IMAGE: image}, {_PROMPT: with_images, _DECODER: programs[""]}
+        for entry, (module, example, sizes) in programs.items():
+            exported[entry] = torch.export.export(module, example, dynamic_shapes=sizes, strict=False)
+    return exported
+
+
+def _image_program(model: Any) -> ExportedProgram | None:
+    """Of images of any size; None, with a warning as of `_features`, where torch.export can't write that."""
+    pixels = torch.zeros(1, *image_sizes(model.config), dtype=model.dtype)
+    try:
+        return torch.export.export(_Image(model), (pixels,), dynamic_shapes=({2: Dim.AUTO, 3: Dim.AUTO},), strict=False)
+    except Exception as e:  # whatever the model or torch.export raises
+        _for_text(model, e)
+        return None
+
+
+def _for_text(model: Any, why: object) -> None:
+    _LOG.warning("%s is compiled for text alone: %s", type(model).__name__, why)
 
 
 def step_program(model: Any) -> ExportedProgram:
@@ -208,7 +219,7 @@ def _features(model: Any) -> torch.Tensor | None:
             if features.dim() == 2 and getattr(out, "deepstack_features", None) is None:
                 return torch.as_tensor(features)
             why = "an image has features of more than one kind"
-    _LOG.warning("%s is compiled for text alone: %s", type(model).__name__, why)
+    _for_text(model, why)
     return None
 
 
@@ -282,6 +293,7 @@ class _Forward:
             raise ContractError("a compiled decoder takes input_ids, and not inputs_embeds")
         if cache is not None and not isinstance(cache, Cache):
             raise ContractError(f"{CACHE} is a Cache of transformers, got a {type(cache).__name__}")
+        position_ids = _of_text(position_ids)
         for name, x in {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}.items():
             if x is not None and x.dim() != 2:
                 raise ContractError(f"{name} is [batch, positions] for a compiled decoder, got {x.dim()} dims")
@@ -314,3 +326,13 @@ class _Forward:
         refuse_others({kind: out for kind, out in encoded.items() if kind != "image" or self.image is None})
         image = encoded.get("image")
         return [] if image is None else [torch.cat(list(image.pooler_output))]
+
+
+def _of_text(positions: torch.Tensor | None) -> torch.Tensor | None:
+    """Positions [batch, positions]; of those of several axes [axes, batch, positions], which are one in a text, the first. Raises
+    ContractError where they differ."""
+    if positions is None or positions.dim() != 3:
+        return positions
+    if not bool((positions == positions[:1]).all()):
+        raise ContractError("the model is compiled for text alone, whose positions are one along all axes; position_ids differ")
+    return positions[0]

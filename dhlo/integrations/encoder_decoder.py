@@ -103,7 +103,9 @@ class _Decoder(torch.nn.Module):
         own = exported_cache(input_ids, attention_mask, keys, values, self.windows)
         cross = DynamicCache(list(zip(cross_keys, cross_values, strict=True)))
         batch, _, length, _ = cross_keys[0].shape
-        hidden = cross_keys[0].new_zeros(batch, length, self.model.config.hidden_size)  # its sizes are asked, and nothing else
+        hidden = cross_keys[0].new_zeros(
+            batch, length, self.model.get_encoder().config.hidden_size
+        )  # its sizes are asked, and nothing else
         out = self.model(
             attention_mask=source_mask,
             decoder_input_ids=input_ids,
@@ -323,6 +325,7 @@ class _Forward:
         decoder_position_ids: torch.Tensor | None = None,
         encoder_outputs: Any = None,
         use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
         **others: Any,
     ) -> Seq2SeqLMOutput:
         """Raises ContractError for arguments that the compiled entries have no place for."""
@@ -358,6 +361,7 @@ class _Forward:
                 cross_values,
             )
             keep_all(cache.self_attention_cache, keys, values, length)
+        logits = logits[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
         hidden = None if encoder_outputs is None else encoder_outputs[0]
         returned = None if use_cache is False else cache  # generate() would pass it on, with all tokens
         return Seq2SeqLMOutput(logits=logits, encoder_last_hidden_state=hidden, **{CACHE: returned})

@@ -178,8 +178,11 @@ def _layers_of(model: Any, cache_name: str) -> _Layers:
     others = {type(layer).__name__ for layer in cache.layers if type(layer) not in _KINDS}
     if others:
         raise CompileError(f"{type(model).__name__} keeps something else than states, keys and values: {', '.join(sorted(others))}")
-    with evaluating(model):
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True, **{cache_name: cache})
+    try:
+        with evaluating(model):
+            model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True, **{cache_name: cache})
+    except Exception as e:  # whatever the model raises
+        raise CompileError(f"{type(model).__name__} takes no DynamicCache: {e}") from None
     for k, layer in enumerate(cache.layers):
         for i in range(layer.number_of_states) if isinstance(layer, LinearAttentionLayer) else ():
             for convolves, x in ((True, layer.conv_states[i]), (False, layer.recurrent_states[i])):
@@ -190,4 +193,6 @@ def _layers_of(model: Any, cache_name: str) -> _Layers:
             layers.attention.append(k)
             for held, x in ((layers.keys, layer.keys), (layers.values, layer.values)):
                 held.append(torch.zeros(2, x.shape[1], _PAST, x.shape[3], dtype=x.dtype))
+    if not layers.states:
+        raise CompileError(f"{type(model).__name__} keeps its states elsewhere than in the cache that it is given")
     return layers

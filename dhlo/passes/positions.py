@@ -50,7 +50,7 @@ def _seen(v: Any, dims: Dims, positions: Any) -> Seen:
         case Full() if attr(op, "value") in _TRUE:
             return Seen()
         case Broadcast():
-            wide, narrow = from_mlir(v).shape, from_mlir(op.operands[0]).shape
+            narrow = from_mlir(op.operands[0]).shape
             spread = [dims[d] if s != 1 else None for d, s in zip(attr(op, "dims"), narrow, strict=True)]
             return _seen(op.operands[0], tuple(spread), positions)
         case Reshape():

@@ -388,11 +388,12 @@ class OpBuilder:
     # ------------------------------------------------------------------------------------------------ conditions
     def require(self, cond: Any, message: str) -> None:
         """Makes a relation of sizes part of the contract: proved, learned, or checked at run time."""
-        left = self.dims.learn(cond)
+        left = self.dims.learn(self.dims.shortened(cond) if isinstance(cond, sympy.Basic) else cond)
         if left is not None and left not in self.checked:
+            self.op(control.Assert, [], {"condition": show(left), "message": message})
             if self.importer is not None and self.importer.depth == 0:
                 self.checked.add(left)
-            self.op(control.Assert, [], {"condition": show(left), "message": message})
+                self.dims.shorten(left)
 
     def size(self, e: Any) -> sympy.Expr:
         """A size, simplified by what is known. Where the exported program states it as it is for non-empty inputs (s - 1 for

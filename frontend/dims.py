@@ -15,7 +15,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from dhlo.errors import CompileError
 from dhlo.frontend.program import Range
 from dhlo.frontend.promotion import is_boolean
-from dhlo.ir.symbols import as_expr, describe, show, symbol
+from dhlo.ir.symbols import FloorDiv, as_expr, describe, show, symbol
 
 __all__ = ["Contradiction", "Dims", "static_value"]
 
@@ -57,6 +57,7 @@ class Dims:
     signed: dict[str, str] = field(default_factory=dict)  # the run-time symbols of arguments that may be negative
     defined: dict[str, int] = field(default_factory=dict)  # run-time symbols, in the order in which the program defines them
     asserted: set[Any] = field(default_factory=set)  # conditions on run-time symbols that this round checks already
+    shorter: dict[Expr, Expr] = field(default_factory=dict)  # products that this round has checked to be equal to something shorter
     changed: bool = False
     _proofs: dict[Any, bool] = field(default_factory=dict)
 
@@ -67,9 +68,28 @@ class Dims:
         return e.xreplace(self.substitution) if self.substitution and e.free_symbols else e
 
     def size(self, x: Any) -> Expr:
-        """A size as an expression; 1 where conditions say so."""
+        """A size as an expression, in fewer words where conditions say so."""
         e = as_expr(x)
-        return sympy.Integer(1) if e in self.ones else e
+        if e in self.ones:
+            return sympy.Integer(1)
+        return self.shortened(e)
+
+    def shortened(self, e: Any) -> Any:
+        """An expression or condition in fewer words, by what this round has checked."""
+        if self.shorter and e.has(FloorDiv):
+            for long, short in self.shorter.items():
+                e = e.subs(long, short)
+        return e
+
+    def shorten(self, checked: Any) -> None:
+        """Takes in a condition that has been checked: sizes rest on it if it is an equality of what arguments decide."""
+        if not isinstance(checked, sympy.Eq) or any(s.name.startswith("u") or not s.is_integer for s in checked.free_symbols):
+            return
+        long, short = sorted(checked.args, key=lambda e: (e.count_ops(), str(e)), reverse=True)
+        factor, long = long.as_coeff_Mul()
+        short = short / factor
+        if long.has(FloorDiv) and short.as_coeff_Mul()[0].is_Integer and not short.has(long):
+            self.shorter[long] = short
 
     def range_of(self, name: str) -> Range:
         return self.ranges.get(name, Range(None, None) if name.startswith("u") else Range(0, None))

@@ -1,0 +1,91 @@
+"""Sizes that are equal, but written otherwise: (2 r) // b for 2, min(n, m) for n where a guard says n <= m."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sympy
+import torch
+import torch.nn.functional as F
+from torch import Tensor, randn
+from torch.export import Dim, export
+
+import dhlo
+from dhlo.frontend.dims import Dims
+from dhlo.ir.symbols import FloorDiv, symbol
+from tests.frontend.test_counted_sizes import Calls
+
+A: Any = Dim.AUTO
+
+
+def rows(x: Tensor, y: Tensor) -> Tensor:
+    """y [batch * 2, ...] as [batch, 2, ...]."""
+    return y.view(x.shape[0], -1, *y.shape[1:])
+
+
+def last_of_attention(x: Tensor, mask: Tensor) -> Tensor:
+    b = x.shape[0]
+    q = x.view(b, -1, 2, 4).transpose(1, 2)
+    mask = mask.repeat_interleave(2, dim=0).view(b, 2, -1, 11)
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=mask).transpose(1, 2).reshape(b, -1, 8)[:, -1]
+
+
+def first_columns(x: Tensor, mask: Tensor) -> Tensor:
+    n = x.shape[1]
+    return x @ x.transpose(1, 2) + mask[:, :n].view(x.shape[0], -1, n)
+
+
+Make = Callable[[int], tuple[Tensor, ...]]
+CASES: dict[str, tuple[Callable[..., Tensor], Make, Any]] = {
+    "attention": (last_of_attention, lambda b: (randn(b, 11, 8), randn(b, 11, 11)), ({0: A}, {0: A})),
+    "product": (lambda x, y: x @ rows(x, y), lambda b: (randn(b, 2, b + 2, 4), randn(2 * b, 4, 7)), ({0: A, 2: A}, {0: A})),
+    "a part of a product": (
+        lambda x, y: (x @ rows(x, y))[:, -1],
+        lambda b: (randn(b, 2, b + 2, 4), randn(2 * b, 4, 7)),
+        ({0: A, 2: A}, {0: A}),
+    ),
+    "a part of a softmax": (
+        lambda x, y: torch.softmax(x + rows(x, y), -1)[:, -1],
+        lambda b: (randn(b, 4, b + 1), randn(4 * b, b + 1)),
+        ({0: A, 2: A}, {0: A, 1: A}),
+    ),
+    "a mask that is longer": (first_columns, lambda b: (randn(2, b, 4), randn(2, b + 2)), ({0: A, 1: A}, {0: A, 1: A})),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str) -> None:
+    fn, make, dims = CASES[name]
+    compiled = dhlo.compile(export(Calls(fn), make(3), dynamic_shapes=(dims,)))
+    for b in (3, 5, 2, 17):
+        args = make(b)
+        torch.testing.assert_close(compiled(*args), fn(*args), rtol=1e-5, atol=1e-6)
+
+
+def test_a_shorter_mask_is_refused() -> None:
+    fn, make, dims = CASES["a mask that is longer"]
+    compiled = dhlo.compile(export(Calls(fn), make(3), dynamic_shapes=(dims,)))
+    with pytest.raises(dhlo.ContractError, match="'x' dim 1|'args_0' dim 1"):
+        compiled(randn(2, 5, 4), randn(2, 4))
+
+
+def test_conditions_make_others_shorter() -> None:
+    dims, (a, b) = Dims(), (symbol("s0"), symbol("s1"))
+    half = FloorDiv(a, b)
+    dims.shorten(sympy.Eq(b, FloorDiv(a, half), evaluate=False))
+    dims.shorten(sympy.Eq(6 * a, 6 * b * half, evaluate=False))
+    assert dims.size(FloorDiv(4 * b * half, FloorDiv(a, half))) == 4 * half
+    assert dims.shortened(sympy.Eq(FloorDiv(b * half, b), 7, evaluate=False)) == sympy.Eq(half, 7, evaluate=False)
+    unknown = FloorDiv(symbol("u0"), b)
+    dims.shorten(sympy.Eq(unknown, a, evaluate=False))  # isn't known where arguments are checked
+    assert dims.size(unknown) == unknown
+
+
+def test_einsum_of_two_types() -> None:
+    outer = Calls(lambda x: torch.einsum("...n,d->...nd", x, torch.arange(3, dtype=torch.float64)))
+    compiled = dhlo.compile(export(outer, (randn(2, 5),), dynamic_shapes=(({0: A, 1: A},),)))
+    for shape in ((2, 5), (4, 1), (3, 0)):
+        x = randn(shape)
+        torch.testing.assert_close(compiled(x), outer(x), rtol=0, atol=0)

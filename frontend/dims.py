@@ -60,6 +60,7 @@ class Dims:
     shorter: dict[Expr, Expr] = field(default_factory=dict)  # products that this round has checked to be equal to something shorter
     changed: bool = False
     _proofs: dict[Any, bool] = field(default_factory=dict)
+    _shortened: dict[Any, Any] = field(default_factory=dict)  # by expression, as of `shorter`
 
     # ------------------------------------------------------------------------------------------------ symbols
     def expr(self, x: Any) -> Expr:
@@ -76,10 +77,19 @@ class Dims:
 
     def shortened(self, e: Any) -> Any:
         """An expression or condition in fewer words, by what this round has checked."""
-        if self.shorter and e.has(FloorDiv):
-            for long, short in self.shorter.items():
-                e = e.subs(long, short)
-        return e
+        if not self.shorter or not e.has(FloorDiv):
+            return e
+        if e not in self._shortened:
+            short = e
+            for product, value in self.shorter.items():
+                short = short.subs(product, value)
+            self._shortened[e] = short
+        return self._shortened[e]
+
+    def forget_shorter(self) -> None:
+        """Begins a round, which checks the equalities anew."""
+        self.shorter.clear()
+        self._shortened.clear()
 
     def shorten(self, checked: Any) -> None:
         """Takes in a condition that has been checked: sizes rest on it if it is an equality of what arguments decide."""
@@ -90,6 +100,7 @@ class Dims:
         short = short / factor
         if long.has(FloorDiv) and short.as_coeff_Mul()[0].is_Integer and not short.has(long):
             self.shorter[long] = short
+            self._shortened.clear()
 
     def range_of(self, name: str) -> Range:
         return self.ranges.get(name, Range(None, None) if name.startswith("u") else Range(0, None))

@@ -72,7 +72,8 @@ def import_program(ep: torch.export.ExportedProgram, shapes: Mapping[str, Range]
             if sizes:
                 dims.check([*bounds, *guards])
             for _ in range(_MAX_ROUNDS):
-                dims.changed, dims.unsolved, dims.asserted, dims.shorter = False, [], set(), {}
+                dims.changed, dims.unsolved, dims.asserted = False, [], set()
+                dims.forget_shorter()
                 before = dict(dims.ranges)
                 program = Importer(ep, dims, names, [*guards, *bounds], ctx, decompositions).run()
                 if not dims.changed and before == dims.ranges:

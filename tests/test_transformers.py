@@ -186,6 +186,30 @@ def check_caches(model: Any) -> None:
         model.generate(**call, **{CACHE: Cache(layers=[DynamicIndexedLayer(), DynamicIndexedLayer()])})
 
 
+def test_positions_of_several_axes() -> None:
+    """Of a text they are one; of images the model has no place."""
+    text = {**COMMON, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
+    vision = dict(depth=2, hidden_size=32, intermediate_size=48, num_heads=4, patch_size=4, out_hidden_size=32)
+    config = hf.Qwen3VLConfig(
+        text_config=text,
+        vision_config={**vision, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        **dict(
+            zip(("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"), (98, 97, 96, 95), strict=True)
+        ),
+    )
+    torch.manual_seed(0)
+    model = hf.Qwen3VLForConditionalGeneration(config).eval()
+    model.generation_config = hf.GenerationConfig(pad_token_id=0, bos_token_id=1)
+    ids = torch.randint(3, 80, (2, 7))
+    mask = (torch.arange(7) >= torch.tensor([[3], [0]])).long()
+    run = lambda: model.generate(ids * mask, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    want = run()
+    compile_decoder(model)
+    assert torch.equal(run(), want)
+    with pytest.raises(dhlo.ContractError, match="compiled for text alone, whose positions are one along all axes"):
+        model(ids, position_ids=torch.stack([torch.arange(7).expand(2, 7), torch.zeros(2, 7, dtype=torch.int64)]))
+
+
 def looking(size: int = 16) -> Any:
     """A decoder that takes images of some positions each; 98 stands for one of these."""
     torch.manual_seed(0)

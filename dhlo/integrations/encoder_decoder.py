@@ -103,9 +103,8 @@ class _Decoder(torch.nn.Module):
         own = exported_cache(input_ids, attention_mask, keys, values, self.windows)
         cross = DynamicCache(list(zip(cross_keys, cross_values, strict=True)))
         batch, _, length, _ = cross_keys[0].shape
-        hidden = cross_keys[0].new_zeros(
-            batch, length, self.model.get_encoder().config.hidden_size
-        )  # its sizes are asked, and nothing else
+        width = self.model.get_encoder().config.hidden_size
+        hidden = cross_keys[0].new_zeros(batch, length, width)  # its sizes are asked, and nothing else
         out = self.model(
             attention_mask=source_mask,
             decoder_input_ids=input_ids,

@@ -107,7 +107,7 @@ class Dims:
 
     def declare(self, name: str, lo: int | None, hi: int | None) -> None:
         if name not in self.ranges:
-            self.ranges[name] = Range(lo, hi)
+            self.ranges[name] = Range(lo, None if hi is None or hi >= _NO_BOUND else hi)
 
     def declare_signed(self, name: str, lo: int | None, hi: int | None) -> None:
         """Declares a number that may be negative, which a run-time symbol stands for: symbols of inputs are natural numbers."""

@@ -66,6 +66,8 @@ def _indices(b: OpBuilder, x: Value, index: Sequence[Value | None]) -> tuple[lis
         if i is None:
             d += 1
         elif b.dtype(i).name in ("i1", "ui8"):
+            for own, size in zip(b.shape(i), b.shape(x)[d:], strict=False):
+                b.dims.same(own, size)
             for column in _columns(b, i):
                 dims.append(d)
                 tensors.append(column)

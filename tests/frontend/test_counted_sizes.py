@@ -26,7 +26,7 @@ class Calls(torch.nn.Module):
 
 
 def mask(text: str) -> Tensor:
-    return torch.tensor([c == "x" for c in text])
+    return torch.tensor([c == "x" for c in text], dtype=torch.bool)
 
 
 def masks(*shape: int) -> Tensor:
@@ -99,7 +99,23 @@ def number_last(x: Tensor, m: Tensor, number: Tensor) -> Tensor:
     return a + torch.arange(k).repeat(2)
 
 
+def joined(x: Tensor, m: Tensor) -> Tensor:
+    a, b = x[m], x[~m]
+    torch._check(a.shape[0] + b.shape[0] == x.shape[0])  # to torch.export x is no longer than two sizes can be, which is no bound
+    return torch.cat([a, b]) + x
+
+
+def put(x: Tensor, m: Tensor) -> Tensor:
+    return x.index_put((m,), torch.tensor(5.0))  # torch.export doesn't say that both are of one size
+
+
 CASES: dict[str, Case] = {
+    "joined": (joined, [(randn(4), mask("x.xx")), (randn(6), mask("......")), (randn(2), mask("xx"))], []),
+    "put": (
+        put,
+        [(randn(6), mask("x.xx.x")), (randn(1), mask("x")), (randn(0), mask(""))],
+        [((randn(6), mask("x.xx")), "'args_1' dim 0 must be"), ((randn(4), mask("x.xx..")), "'args_1' dim 0 must be")],
+    ),
     "scaled": (scaled, [(randn(b, s, 3), masks(b, s)) for b, s in ((2, 5), (3, 7), (1, 1), (0, 4), (17, 16))], []),
     "written": (written, [(randn(4, 3), mask("x.xx")), (randn(6, 3), mask("......")), (randn(1, 3), mask("x"))], []),
     "from another": (

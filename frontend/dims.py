@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -58,6 +58,7 @@ class Dims:
     defined: dict[str, int] = field(default_factory=dict)  # run-time symbols, in the order in which the program defines them
     asserted: set[Any] = field(default_factory=set)  # conditions on run-time symbols that this round checks already
     shorter: dict[Expr, Expr] = field(default_factory=dict)  # products that this round has checked to be equal to something shorter
+    check_here: Callable[[Expr, Expr], bool] = lambda a, b: False  # checks an equality at once, if it must be
     changed: bool = False
     _proofs: dict[Any, bool] = field(default_factory=dict)
     _shortened: dict[Any, Any] = field(default_factory=dict)  # by expression, as of `shorter`
@@ -275,7 +276,9 @@ class Dims:
             raise Contradiction(f"sizes {show(a)} and {show(b)} can't be equal")
         solved = self._solve(d)
         if solved is None:
-            if not any(self.equal(a - b, x - y) or self.equal(b - a, x - y) for x, y in self.unsolved):
+            if not self.check_here(a, b) and not any(
+                self.equal(a - b, x - y) or self.equal(b - a, x - y) for x, y in self.unsolved
+            ):
                 self.unsolved.append((a, b))
             return False
         sym, value = solved

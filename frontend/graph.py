@@ -77,6 +77,7 @@ class Importer:
         with ir.InsertionPoint(module.body):
             f = func.FuncOp("main", ([t.mlir() for t in types], []))
         self.entry = block = f.add_entry_block()
+        self.dims.check_here = self._check_here
         with ir.InsertionPoint(block):
             self._bind_inputs(inputs, list(block.arguments))
             self.read = len(list(block.operations))
@@ -205,6 +206,13 @@ class Importer:
         data = data.detach().resolve_conj()
         self.weights[name] = data
         return self.b.op(movement.Weight, [], {"name_": name}, [TensorType.of(from_torch_dtype(data.dtype), list(data.shape))])
+
+    def _check_here(self, a: sympy.Expr, b: sympy.Expr) -> bool:
+        """Inside a region: checks an equality of what it may have defined. False elsewhere, and for what arguments decide."""
+        if self.depth == 0 or not {s.name for s in (a - b).free_symbols} - self.sizes - self.numbers:
+            return False
+        self.b.op(control.Assert, [], {"condition": show(sympy.Eq(a, b)), "message": f"sizes must agree: {CONDITION}"})
+        return True
 
     def _leftovers(self, block: Any) -> None:
         """Equalities that no renaming expresses are checked at run time: first thing if the arguments' sizes decide them, or after

@@ -109,7 +109,20 @@ def put(x: Tensor, m: Tensor) -> Tensor:
     return x.index_put((m,), torch.tensor(5.0))  # torch.export doesn't say that both are of one size
 
 
+def in_branch(x: Tensor, m: Tensor) -> Tensor:
+    def written_there(x: Tensor, m: Tensor) -> Tensor:
+        y = x.clone()
+        z = y[m]
+        torch._check(z.shape[0] <= x.shape[0])
+        y[m] = z + x[: z.shape[0]]
+        return y
+
+    result: Tensor = torch.cond(m.any(), written_there, lambda x, m: x * 2, (x, m))
+    return result
+
+
 CASES: dict[str, Case] = {
+    "in a branch": (in_branch, [(randn(6), mask("xx..x.")), (randn(4), mask("....")), (randn(2), mask("xx"))], []),
     "joined": (joined, [(randn(4), mask("x.xx")), (randn(6), mask("......")), (randn(2), mask("xx"))], []),
     "put": (
         put,

@@ -180,8 +180,9 @@ def test_every_result_is_right_and_memory_is_flat(
     name: str, calls: int, models: dict[str, tuple[Path, Path]], build_soak: Callable[..., Path]
 ) -> None:
     measured = soak(build_soak(), models[name], calls)
-    warm = measured["resident"][len(measured["resident"]) // 4 :]
-    assert max(warm) - warm[0] < (1 << 20) + 0.01 * warm[0], measured["resident"]
+    resident = measured["resident"]  # when all threads first need most at once is chance: by half of the calls they have
+    before, after = max(resident[: len(resident) // 2]), max(resident[len(resident) // 2 :])
+    assert after - before < (1 << 20) + 0.01 * before, resident
     assert measured["peak"] <= 1.1 * THREADS * measured["planned"], measured
 
 

@@ -99,7 +99,7 @@ class Dims:
         long, short = sorted(checked.args, key=lambda e: (e.count_ops(), str(e)), reverse=True)
         factor, long = long.as_coeff_Mul()
         short = short / factor
-        if long.has(FloorDiv) and short.as_coeff_Mul()[0].is_Integer and not short.has(long):
+        if long.has(FloorDiv) and _is_whole(short) and not short.has(long):
             self.shorter[long] = short
             self._shortened.clear()
 
@@ -230,8 +230,7 @@ class Dims:
     def promise(self, relation: Any) -> None:
         """Takes in a guard of the program: sizes of its results may rest on it."""
         if isinstance(relation, sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt) and all(s.is_integer for s in relation.free_symbols):
-            strict = 1 if isinstance(relation, sympy.StrictGreaterThan | sympy.StrictLessThan) else 0
-            self.promised.add(relation.gts - relation.lts - strict)
+            self.promised.add(_surplus(relation))
 
     def simplify(self, e: Any) -> Expr:
         """Folds max and min by what is known. Where non-empty inputs decide, non-emptiness becomes part of the
@@ -302,7 +301,7 @@ class Dims:
             if not c.is_Integer or c == 0 or s in rest.free_symbols:
                 continue
             value = sympy.expand(-rest / c)
-            if any(not t.as_coeff_Mul()[0].is_Integer for t in sympy.Add.make_args(value)):
+            if not _is_whole(value):
                 continue
             if value.is_Integer and value < 0:
                 raise Contradiction(f"{s} would have to be {value}")
@@ -381,8 +380,7 @@ class Dims:
         """(name, lo, hi) of a relation between one symbol and a number."""
         if not isinstance(cond, sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt):
             return None
-        strict = 1 if isinstance(cond, sympy.StrictGreaterThan | sympy.StrictLessThan) else 0
-        d = sympy.expand(cond.gts - cond.lts - strict)  # d >= 0
+        d = sympy.expand(_surplus(cond))
         if len(d.free_symbols) != 1:
             return None
         s = next(iter(d.free_symbols))
@@ -395,3 +393,13 @@ class Dims:
     def of(self, name: str) -> Expr:
         """A symbol under the equalities known so far."""
         return self.expr(symbol(name))
+
+
+def _is_whole(e: Expr) -> bool:
+    """Whether all terms of a sum have whole factors: the host program divides term by term."""
+    return all(t.as_coeff_Mul()[0].is_Integer for t in sympy.Add.make_args(e))
+
+
+def _surplus(inequality: Any) -> Expr:
+    """What isn't negative where an inequality of whole numbers holds."""
+    return inequality.gts - inequality.lts - int(isinstance(inequality, sympy.StrictGreaterThan | sympy.StrictLessThan))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import convnets_narrow, diffusion, measure
+from benchmarks import convnets, convnets_narrow, diffusion, measure
 from benchmarks.convnets import main, networks, table
 from dhlo.bench.ceilings import Ceilings
 from dhlo.bench.peers import PEERS
@@ -25,24 +26,17 @@ def test_every_network_has_shapes_within_its_dims() -> None:
                 assert x.shape[0] == shape[0] and len(dims) == len(shape) == x.dim() - 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["whisper_front", "generator", "mobilenet_v3"])
-def test_networks_are_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "measure", lambda threads: Ceilings(1, 100.0, 200.0, 100.0, 50.0, 20.0))
-    w = networks(tiny=True)[name]
-    subject = ("benchmarks.convnets:subject", {"name": name, "tiny": True})
-    result = measure.measure_workload(w, ["eager", "dhlo"], 1, budget=0.0, rounds=1, results=tmp_path, subject=subject)
-    assert all("error" not in f for f in result["peers"].values())
-    assert table([result])[1].startswith(name)
+MEASURED = {convnets: ("whisper_front", "generator", "mobilenet_v3"), diffusion: diffusion.networks(tiny=True)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", diffusion.networks(tiny=True))
-def test_diffusion_models_are_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("diffusers")
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in MEASURED.items() for name in names])
+def test_networks_are_measured(module: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if module is diffusion:
+        pytest.importorskip("diffusers")
     monkeypatch.setattr(measure, "measure", lambda threads: Ceilings(1, 100.0, 200.0, 100.0, 50.0, 20.0))
-    subject = ("benchmarks.diffusion:subject", {"name": name, "tiny": True})
-    w = diffusion.networks(tiny=True)[name]
+    w = module.networks(tiny=True)[name]
+    subject = (f"{module.__name__}:subject", {"name": name, "tiny": True})
     result = measure.measure_workload(w, ["eager", "dhlo"], 1, budget=0.0, rounds=1, results=tmp_path, subject=subject)
     assert all("error" not in f for f in result["peers"].values())
     assert table([result])[1].startswith(name)

@@ -78,6 +78,8 @@ def test_conditions_make_others_shorter() -> None:
     dims.shorten(sympy.Eq(6 * a, 6 * b * half, evaluate=False))
     assert dims.size(FloorDiv(4 * b * half, FloorDiv(a, half))) == 4 * half
     assert dims.shortened(sympy.Eq(FloorDiv(b * half, b), 7, evaluate=False)) == sympy.Eq(half, 7, evaluate=False)
+    dims.shorten(sympy.Eq(2 * a * FloorDiv(b, 3), 3 * b + 1, evaluate=False))  # of which a half has no whole terms
+    assert dims.size(a * FloorDiv(b, 3)) == a * FloorDiv(b, 3)
     unknown = FloorDiv(symbol("u0"), b)
     dims.shorten(sympy.Eq(unknown, a, evaluate=False))  # isn't known where arguments are checked
     assert dims.size(unknown) == unknown

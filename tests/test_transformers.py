@@ -193,9 +193,10 @@ def test_positions_of_several_axes() -> None:
     config = hf.Qwen3VLConfig(
         text_config=text,
         vision_config={**vision, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
-        **dict(
-            zip(("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"), (98, 97, 96, 95), strict=True)
-        ),
+        image_token_id=98,
+        video_token_id=97,
+        vision_start_token_id=96,
+        vision_end_token_id=95,
     )
     torch.manual_seed(0)
     model = hf.Qwen3VLForConditionalGeneration(config).eval()

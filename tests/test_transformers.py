@@ -207,8 +207,9 @@ def test_positions_of_several_axes() -> None:
     want = run()
     compile_decoder(model)
     assert torch.equal(run(), want)
-    with pytest.raises(dhlo.ContractError, match="compiled for text alone, whose positions are one along all axes"):
-        model(ids, position_ids=torch.stack([torch.arange(7).expand(2, 7), torch.zeros(2, 7, dtype=torch.int64)]))
+    for positions in (torch.stack([torch.arange(7).expand(2, 7), torch.zeros(2, 7, dtype=torch.int64)]), torch.zeros(0, 2, 7)):
+        with pytest.raises(dhlo.ContractError, match="compiled for text alone, whose positions are one along all axes"):
+            model(ids, position_ids=positions)
 
 
 def looking(size: int = 16) -> Any:

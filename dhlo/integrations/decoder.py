@@ -333,6 +333,6 @@ def _of_text(positions: torch.Tensor | None) -> torch.Tensor | None:
     ContractError where they differ."""
     if positions is None or positions.dim() != 3:
         return positions
-    if not bool((positions == positions[:1]).all()):
+    if not len(positions) or not bool((positions == positions[0]).all()):
         raise ContractError("the model is compiled for text alone, whose positions are one along all axes; position_ids differ")
     return positions[0]

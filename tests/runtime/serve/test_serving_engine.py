@@ -290,7 +290,9 @@ def test_draft_model(model: Any, step: CompiledModel, draft_step: CompiledModel)
     with Engine(step) as alone, Engine(step, small) as drafting:
         want = alone.generate(given[:5], sampled)
         params = [sampled if i < 5 else replace(GREEDY, max_tokens=40, n=rng.choice((1, 3))) for i in range(20)]
-        outputs = drafting.generate(given, params)
+        with held(drafting):
+            requests = [drafting.submit(prompt, its) for prompt, its in zip(given, params, strict=True)]
+        outputs = [request.result(60) for request in requests]
         assert [[c.tokens for c in o.choices] for o in outputs[:5]] == [[c.tokens for c in o.choices] for o in want]
         for prompt, output in zip(given[5:], outputs[5:], strict=True):
             for choice in output.choices:
@@ -652,13 +654,16 @@ def test_event_loops(step: CompiledModel) -> None:
 
 
 def test_event_loops_are_woken_once_for_all_that_a_step_brings(step: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = replace(GREEDY, max_tokens=100)  # so that they meet
+    long = replace(GREEDY, max_tokens=100)
 
-    async def tokens(engine: Engine, prompt: list[int]) -> int:
-        return sum([len(event.tokens) async for event in engine.submit(prompt, long)])
+    async def tokens(request: Request) -> int:
+        return sum([len(event.tokens) async for event in request])
 
     async def main(engine: Engine) -> int:
-        return sum(await asyncio.gather(*(tokens(engine, [i]) for i in range(1, 9))))
+        with held(engine):
+            readers = [asyncio.create_task(tokens(engine.submit([i], long))) for i in range(1, 9)]
+            await asyncio.sleep(0)  # all of them wait before the first token comes
+        return sum(await asyncio.gather(*readers))
 
     loop, calls = asyncio.new_event_loop(), list[object]()
     wake = loop.call_soon_threadsafe

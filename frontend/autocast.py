@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dhlo.errors import CompileError
 from dhlo.frontend.compat import aten
 
-__all__ = ["acts_inside", "conversion", "lowered_dtype", "policy"]
+__all__ = ["acts_inside", "conversion", "eligible", "lowered_dtype", "policy"]
 
 # ATen registers a kernel for every operator that autocast is about (autocast_mode.cpp). It converts all floating arguments but
 # those of float64, and calls the operator with autocast switched off.
@@ -88,16 +88,17 @@ def conversion(op: Any, lower: torch.dtype, dtypes: Sequence[torch.dtype]) -> Ca
     kind = policy(op)
     if kind is None:
         return None
-    floats = {d for d in dtypes if _eligible(d)}
+    floats = {d for d in dtypes if eligible(d)}
     to = lower if kind == "lower" else torch.float32
     if kind == "promote" and torch.float32 not in floats:
         if floats - {lower}:
             raise CompileError(f"{op} of {', '.join(sorted(map(str, floats)))} inside torch.autocast of {lower}")
         to = lower
-    return lambda d: to if _eligible(d) else d
+    return lambda d: to if eligible(d) else d
 
 
-def _eligible(dtype: torch.dtype) -> bool:
+def eligible(dtype: torch.dtype) -> bool:
+    """Does autocast convert tensors of this dtype?"""
     return dtype.is_floating_point and dtype != torch.float64
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._higher_order_ops.flat_apply import flat_apply
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.utils import _pytree as pytree
@@ -19,7 +20,7 @@ from dhlo.errors import CompileError, InternalError, UnsupportedError
 from dhlo.frontend.autocast import lowered_dtype
 from dhlo.frontend.bounds import bounded_sizes, conditions_of, hints_of
 from dhlo.frontend.compat import higher_order, inner_tensor
-from dhlo.frontend.decompose import Decompositions
+from dhlo.frontend.decompose import Decompositions, all_nodes
 from dhlo.frontend.dims import Contradiction, Dims
 from dhlo.frontend.functionalize import functional_form, out_form
 from dhlo.frontend.graph import Importer
@@ -48,8 +49,9 @@ def import_program(ep: torch.export.ExportedProgram, shapes: Mapping[str, Range]
     """
     decompositions = Decompositions()
     _check_tensors(ep)
-    if any(getattr(n.target, "__module__", "") == _VMAP for n in ep.graph.nodes):
-        ep = ep.run_decompositions({})  # the calls of torch.vmap say nothing one by one: torch works out what they make of others
+    if any(n.target is flat_apply or getattr(n.target, "__module__", "") == _VMAP for n in all_nodes(ep.graph_module)):
+        # Calls of torch.vmap say nothing one by one, nor do indices of flex_attention: torch works out what they make of others.
+        ep = ep.run_decompositions({})
     unknown = list(unknown_ops(ep.graph_module, decompositions))
     if unknown:
         raise UnsupportedError(unknown)

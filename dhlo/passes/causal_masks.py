@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dhlo.ir.dialect import attr, build
-from dhlo.ir.handles import Module
+import math
+
+from dhlo.ir.dialect import attr, build, defining
+from dhlo.ir.handles import Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Attention, extra
+from dhlo.ir.ops.elementwise import Select
+from dhlo.ir.ops.movement import Full, number
 from dhlo.ir.symbols import show
 from dhlo.ir.types import from_mlir
 from dhlo.passes.positions import seen
@@ -14,7 +18,7 @@ __all__ = ["causal_masks"]
 
 
 def causal_masks(module: Module) -> None:
-    """Where a mask says that a query sees no key after its own, attention becomes causal; a mask that says nothing else goes."""
+    """Where a mask says that a query sees no key after its own, attention becomes causal; what of it says nothing else goes."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
             for op in list(block.operations):
@@ -24,12 +28,23 @@ def causal_masks(module: Module) -> None:
 
 def _rewrite(op: Attention) -> None:
     q, k, v, mask, *sinks = op.operands
-    found = seen(mask) if from_mlir(mask).dtype.is_bool else None
+    sees, added = (mask, None) if from_mlir(mask).dtype.is_bool else _added_where(mask)
+    found = seen(sees) if sees is not None else None
     if found is None or found.past is None:
         return
     with ir.InsertionPoint(op.operation), op.location:
-        kept = [] if found.whole and not found.window else [mask]
+        kept = [mask] if not found.whole or found.window else [added] if added is not None else []
         attrs = {"scale": attr(op, "scale"), "softcap": attr(op, "softcap"), "causal": True, "past": show(found.past)}
         new = build(Attention, [q, k, v, *kept, *sinks], attrs).results[0]
     op.results[0].replace_all_uses_with(new)
     op.operation.erase()
+
+
+def _added_where(mask: Value) -> tuple[Value | None, Value | None]:
+    """Where a mask of floats isn't -inf, as bools, and what it is there; nothing if it doesn't say so."""
+    op = defining(mask)
+    if not isinstance(op, Select):
+        return None, None
+    sees, added, hidden = op.operands
+    least = defining(hidden)
+    return (sees, added) if isinstance(least, Full) and number(attr(least, "value")) == -math.inf else (None, None)

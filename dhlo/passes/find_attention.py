@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Attention, Matmul, Reduce
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Reshape, Slice, Transpose, number
 from dhlo.ir.symbols import is_static
-from dhlo.ir.types import TensorType, from_mlir
+from dhlo.ir.types import DType, TensorType, from_mlir
 from dhlo.passes.added_masks import hides, parts_of, together, truth_of
 from dhlo.passes.cse import erase_dead
 
@@ -22,8 +23,8 @@ __all__ = ["find_attention"]
 
 
 def find_attention(module: Module) -> None:
-    """Makes `dhlo.attention` of products around a softmax over scores and a number for each head, its sink (gpt-oss), whose share
-    is dropped; in programs whose caches shall be pools, also of those without sinks.
+    """Makes `dhlo.attention` of products around a softmax over scores whose rows of nothing but -inf give zeros, or over scores
+    and a number for each head, its sink (gpt-oss), whose share is dropped; in programs whose caches shall be pools, also of others.
 
     (Elsewhere these stay as they are: a row that may attend to nothing gives NaN, or a mean, and not zeros. Beside a sink it gives
     zeros, and in a program of caches each token sees itself.)
@@ -59,7 +60,9 @@ def _attention(op: Any, paged: bool) -> Any:
     weights = _plain(op.operands[0])
     dropped = defining(weights)
     whole = dropped.operands[0] if isinstance(dropped, Slice) else weights
-    given = _softmax_of(_plain(whole))
+    given, zeros = _softmax_of(_plain(whole)), False
+    if given is None:
+        given, zeros = _safe_softmax_of(whole), True
     if given is None:
         return None
     sinks = None
@@ -68,25 +71,27 @@ def _attention(op: Any, paged: bool) -> Any:
         if joined is None:
             return None
         given, sinks = joined
-    elif not paged:
+    elif not paged and not zeros:
         return None
-    found, t = _scores(given), from_mlir(given)
+    found, t = _scores(given, exact=zeros), from_mlir(given)
     if found is None or t.rank != 4:
         return None
-    return _built(op, found, t, sinks)
+    return _built(op, found, t, sinks, exact=zeros)
 
 
-def _built(op: Any, found: _Scores, scores: TensorType, sinks: Any) -> Any:
+def _built(op: Any, found: _Scores, scores: TensorType, sinks: Any, exact: bool) -> Any:
     """The result [batch, heads, rows, columns] of attention, in the shape of the op's; None where keys, queries and values aren't
-    tensors of one dtype and static depths."""
+    tensors of one dtype, which kernels take, and static depths."""
     q, turned = found.product.operands
     keys, out = defining(turned), from_mlir(op.results[0])
     rank = from_mlir(turned).rank
     if not isinstance(keys, Transpose) or attr(keys, "perm") != [*range(rank - 2), rank - 1, rank - 2] or rank < 3:
         return None
-    k, v = keys.operands[0], op.operands[1]
+    v = op.operands[1]
+    q, k = (_before_widening(x, from_mlir(v).dtype) for x in (q, keys.operands[0]))
     depths = [from_mlir(x).shape[-1] for x in (q, k, v)]
-    if len({from_mlir(x).dtype for x in (q, k, v)}) != 1 or not all(map(is_static, depths)) or from_mlir(v).rank != rank:
+    dtypes = {from_mlir(x).dtype.name for x in (q, k, v)}
+    if len(dtypes) != 1 or "f64" in dtypes or not all(map(is_static, depths)) or from_mlir(v).rank != rank:
         return None
     batch, heads, rows, columns = scores.shape
     if any(x.rank != 4 and x.shape[0] != batch * heads for x in (from_mlir(q), from_mlir(v))):
@@ -94,7 +99,8 @@ def _built(op: Any, found: _Scores, scores: TensorType, sinks: Any) -> Any:
     t = from_mlir(q)
     sizes = [[batch, heads, rows, depths[0]], [batch, heads, columns, depths[1]], [batch, heads, columns, depths[2]]]
     operands = [_reshaped(x, t.with_shape(size)) for x, size in zip((q, k, v), sizes, strict=True)]
-    mask = together(found.bools, found.added, t.with_shape(scores.shape))
+    narrow = t.dtype.name if not exact or all(from_mlir(x).dtype == t.dtype for x in found.added) else "f32"
+    mask = together(found.bools, found.added, t.with_shape(scores.shape).with_dtype(narrow))
     operands += [x for x in (mask, sinks) if x is not None]
     attrs = {"scale": found.scale, "softcap": found.softcap, "causal": False, "past": "0"}
     y = build(Attention, operands, attrs).results[0]
@@ -129,6 +135,18 @@ def _softmax_of(v: Any) -> Any:
     while x is not None and (inner := _less_its_maximum(_plain(x))) is not None:
         x = inner  # taken away twice
     return None if x is None else _plain(x)
+
+
+def _safe_softmax_of(v: Any) -> Any:
+    """What v is the softmax along the last dim of, but for rows of nothing but -inf, which are zeros; None if it is none."""
+    op = defining(v)
+    if not isinstance(op, ew.Select) or _number(op.operands[1]) != 0:
+        return None
+    given, rows = _softmax_of(_plain(op.operands[2])), _by_row(op.operands[0])
+    none = defining(rows) if rows is not None else None
+    if given is None or not isinstance(none, ew.Eq) or _number(none.operands[1]) != -math.inf:
+        return None
+    return given if _reduces(none.operands[0], given, ("max", "maxnum")) else None
 
 
 def _less_its_maximum(v: Any) -> Any:
@@ -191,8 +209,8 @@ def _of_heads(v: Any) -> Any:
     return None
 
 
-def _scores(v: Any) -> _Scores | None:
-    """What scores are made of."""
+def _scores(v: Any, exact: bool = False) -> _Scores | None:
+    """What scores are made of. `exact`: nothing but -inf hides a key."""
     v = _plain(v)
     op = defining(v)
     match op:
@@ -200,24 +218,29 @@ def _scores(v: Any) -> _Scores | None:
             return _Scores(op)
         case ew.Add():
             for at, other in ((0, 1), (1, 0)):
-                found = _scores(op.operands[at])
+                found = _scores(op.operands[at], exact)
                 if found is not None:
-                    bools, added = parts_of(op.operands[other])
+                    bools, added = ([], [op.operands[other]]) if exact else parts_of(op.operands[other])
                     return replace(found, bools=(*found.bools, *bools), added=(*found.added, *added))
+        case ew.Sub():
+            found = _scores(op.operands[0], exact)
+            if found is not None:
+                return replace(found, added=(*found.added, build(ew.Neg, [op.operands[1]]).results[0]))
         case ew.Select():
             sees, left, right = op.operands
             for hidden, rest in ((right, left), (left, right)):
-                found = _scores(rest) if hides(hidden) else None
+                hides_key = _number(hidden) == -math.inf if exact else hides(hidden)
+                found = _scores(rest, exact) if hides_key else None
                 if found is not None:
                     sees = truth_of(sees)
                     sees = sees if rest is left else build(ew.Not, [sees]).results[0]
                     return replace(found, bools=(*found.bools, sees))
         case ew.Mul() | ew.Div():
-            return _scaled(op)
+            return _scaled(op, exact)
     return None
 
 
-def _scaled(op: Any) -> _Scores | None:
+def _scaled(op: Any, exact: bool) -> _Scores | None:
     """Scores times a number, or tanh of scores times what they are capped by."""
     x, factor = op.operands[0], _number(op.operands[1])
     if factor is None and isinstance(op, ew.Mul):
@@ -227,11 +250,11 @@ def _scaled(op: Any) -> _Scores | None:
     factor = 1 / factor if isinstance(op, ew.Div) else factor
     inner = defining(_plain(x))
     if isinstance(inner, ew.Tanh) and factor > 0:
-        found = _scores(inner.operands[0])
+        found = _scores(inner.operands[0], exact)
         if found is None or found.softcap or found.added or found.bools:
             return None
         return replace(found, scale=found.scale * factor, softcap=factor)
-    found = _scores(x)
+    found = _scores(x, exact)
     if found is None or found.softcap or factor < 0 and found.bools:
         return None
     added = tuple(_times(v, factor) for v in found.added)
@@ -245,6 +268,13 @@ def _times(v: Any, factor: float) -> Any:
 def _number(v: Any) -> float | None:
     op = defining(v)
     return number(attr(op, "value")) if isinstance(op, Full) else None
+
+
+def _before_widening(v: Any, dtype: DType) -> Any:
+    """What v widens to f32, if that is of `dtype`; else v."""
+    op = defining(v)
+    narrow = isinstance(op, ew.Convert) and from_mlir(v).dtype.name == "f32" and from_mlir(op.operands[0]).dtype == dtype
+    return op.operands[0] if narrow else v
 
 
 def _reshaped(v: Any, t: TensorType) -> Any:

@@ -196,6 +196,12 @@ _NEUTRAL: dict[type, Callable[[Any], tuple[float | None, float | None]]] = {
 }
 
 
+def _select(op: Any) -> Any:
+    """A choice that is always the same."""
+    sees = _constant(op.operands[0])
+    return None if sees is None else op.operands[1 if sees else 2]
+
+
 def _compare(op: Any) -> Any:
     """Comparisons of positions with constants that hold for every size: iota >= 0."""
     a, b = op.operands
@@ -345,6 +351,7 @@ _RULES: dict[type, Callable[[Any], Any]] = {
     ew.Div: _neutral,
     ew.And: _neutral,
     ew.Or: _neutral,
+    ew.Select: _select,
     Conv: _conv,
     Reduce: _reduce,
     Scan: _scan,

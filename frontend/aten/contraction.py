@@ -268,17 +268,22 @@ def _composed_attention(
     dropout: float,
 ) -> Value:
     """Attention as products around a softmax, for what its kernels don't take: head sizes that vary, double precision, dropout."""
-    batch, heads = b.shape(q)[:2]
-    groups, columns = b.size(heads / b.shape(k)[1]), b.shape(k)[2]
-    if groups != 1:
-        kv = [batch, b.shape(k)[1], groups, columns]
-        k, v = (b.reshape(b.expand(b.unsqueeze(x, 2), [*kv, b.shape(x)[3]]), [batch, heads, *b.shape(x)[2:]]) for x in (k, v))
+    k, v = (repeated_heads(b, x, b.shape(q)[1]) for x in (k, v))
     scores = attention_scores(b, q, k, mask, causal=causal, scale=scale)
     top = b.reduce(scores, "max", [3], keepdim=True)
     weights = b.unary(ew.Exp, b.sub(scores, b.select(b.ew(ew.Eq, top, -math.inf), 0.0, top)))
     total = b.reduce(weights, "sum", [3], keepdim=True)
     weights = b.div(weights, b.select(b.ew(ew.Eq, total, 0.0), 1.0, total))
     return b.matmul(drop(b, weights, dropout)[0] if dropout else weights, v)
+
+
+def repeated_heads(b: OpBuilder, x: Value, heads: Any) -> Value:
+    """x [B, H, S, E] with each of its heads as many times in a row as make `heads`."""
+    batch, own, *rest = b.shape(x)
+    groups = b.size(heads / own)
+    if groups == 1:
+        return x
+    return b.reshape(b.expand(b.unsqueeze(x, 2), [batch, own, groups, *rest]), [batch, heads, *rest])
 
 
 def attention_scores(b: OpBuilder, q: Value, k: Value, mask: Value | None, *, causal: bool, scale: float | None) -> Value:

@@ -8,6 +8,7 @@ from typing import Any
 import sympy
 import torch
 from torch._higher_order_ops.hints_wrap import hints_wrapper
+from torch._higher_order_ops.out_dtype import out_dtype
 from torch._higher_order_ops.strict_mode import strict_mode
 from torch._higher_order_ops.wrap import tag_activation_checkpoint, wrap_activation_checkpoint
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
@@ -21,7 +22,7 @@ from dhlo.frontend.compat import higher_order as H
 from dhlo.frontend.dims import static_value
 from dhlo.frontend.locations import location
 from dhlo.frontend.promotion import is_boolean
-from dhlo.frontend.registry import REFUSED, higher_order, inlines, lowers
+from dhlo.frontend.registry import REFUSED, find, higher_order, inlines, lowers
 from dhlo.ir.dialect import build
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import control
@@ -140,11 +141,6 @@ _FUNCTIONAL = "compile the program as torch.export.export gives it, before run_d
 REFUSED.update(dict.fromkeys(["auto_functionalized", "auto_functionalized_v2"], _FUNCTIONAL))
 REFUSED.update(
     dict.fromkeys(
-        ["flex_attention", "flex_attention_backward"], "write it with torch.nn.functional.scaled_dot_product_attention and a mask"
-    )
-)
-REFUSED.update(
-    dict.fromkeys(
         ["triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation", "inline_asm_elementwise"],
         "write the kernel with PyTorch's operators",
     )
@@ -157,7 +153,7 @@ REFUSED.update(
 )
 REFUSED.update(dict.fromkeys(["with_effects", "print", "call_torchbind", "register_hook"], "take side effects out of the program"))
 REFUSED.update(
-    out_dtype="convert the arguments to the wider dtype before the operator",
+    flex_attention_backward="write it with torch.nn.functional.scaled_dot_product_attention and a mask",
     associative_scan="write it with torch.cumsum, torch.cumprod or torch._higher_order_ops.scan",
     while_loop_stack_output="write it with torch._higher_order_ops.scan",
     switch="write it with torch.cond",
@@ -220,6 +216,18 @@ def _joined(b: OpBuilder, x: Value, y: Value) -> TensorType:
             b.dims.count(name)
             shape.append(b.dims.of(name))
     return TensorType(tx.dtype, tuple(shape))
+
+
+@higher_order(out_dtype)
+def _out_dtype(b: OpBuilder, op: Any, dtype: torch.dtype, *args: Any) -> Value:
+    """An operator on arguments that are as wide as its result shall be."""
+    lowering = find(op)
+    if lowering is None:
+        raise CompileError(
+            f"out_dtype of {op} can't be compiled", hint="convert the arguments to the wider dtype before the operator"
+        )
+    wide = b.result_type(*(a for a in args if b.is_tensor(a)), b.full([1], 0, dtype))
+    return b.convert(lowering(b, *(b.convert(a, wide) if b.is_tensor(a) else a for a in args)), dtype)
 
 
 # ---------------------------------------------------------------------------------------------------- loops

@@ -11,7 +11,7 @@ import torch
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.compat import aten as A
 from dhlo.frontend.compat import prims
-from dhlo.frontend.registry import lowers
+from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ir.dialect import Op
 from dhlo.ir.ops import elementwise as ew
 
@@ -431,3 +431,7 @@ def _promote_types(b: OpBuilder, x: torch.dtype, y: torch.dtype) -> torch.dtype:
 @lowers(prims.convert_element_type.default)
 def _convert_element_type(b: OpBuilder, x: Value, dtype: torch.dtype) -> Value:
     return b.convert(x, dtype)
+
+
+ELEMENTWISE = frozenset(op for op, lowering in LOWERINGS.items() if lowering.__module__ == __name__)
+"""The overloads here: each element of a result depends on one of each tensor."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch._higher_order_ops
+from torch._higher_order_ops.out_dtype import out_dtype
 from torch.export import Dim, export
 
 import dhlo
@@ -66,16 +67,6 @@ def test_wrappers_that_run_a_graph_in_place(module: Any) -> None:
     agrees(module())
 
 
-def flex(x: torch.Tensor) -> torch.Tensor:
-    q = x.reshape(1, 1, -1, 3)
-    return torch.nn.attention.flex_attention.flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + (i - j))
-
-
-def out_dtype(x: torch.Tensor) -> torch.Tensor:
-    i = x.to(torch.int8)
-    return torch.ops.higher_order.out_dtype(torch.ops.aten.mm.default, torch.int32, i, i.t())
-
-
 class Fn(torch.nn.Module):
     def __init__(self, f: Any) -> None:
         super().__init__()
@@ -85,15 +76,27 @@ class Fn(torch.nn.Module):
         return self.f(x)
 
 
-@pytest.mark.parametrize(("f", "hint"), [(flex, "scaled_dot_product_attention"), (out_dtype, "wider dtype")])
-def test_refused_with_source_line_and_what_to_do(f: Any, hint: str) -> None:
-    importlib.import_module("torch.nn.attention.flex_attention")
-    exported = export(Fn(f), (torch.ones(4, 3),))
-    with pytest.raises(
-        dhlo.UnsupportedError,
-        match=rf"{f.__name__.replace('flex', 'flex_attention')} \(.*{hint}.*\)\n"
-        r"  at .*test_wrappers.py:\d+",
-    ):
+def bytes_to_ints(x: torch.Tensor) -> torch.Tensor:
+    i = (100 * x).to(torch.int8)
+    return out_dtype(torch.ops.aten.mm.default, torch.int32, i, i.t())
+
+
+def shorter(x: torch.Tensor) -> torch.Tensor:
+    return out_dtype(torch.ops.aten.mul.Tensor, torch.bfloat16, x, x)
+
+
+@pytest.mark.parametrize("f", [bytes_to_ints, shorter])
+def test_results_of_other_dtypes_than_arguments(f: Any) -> None:
+    agrees(Fn(f))
+
+
+def test_refused_with_source_line_and_what_to_do() -> None:
+    def shown(x: torch.Tensor) -> torch.Tensor:
+        torch._higher_order_ops.print("{}", x)
+        return x + 1
+
+    exported = export(Fn(shown), (torch.ones(4, 3),))
+    with pytest.raises(dhlo.UnsupportedError, match=r"print \(take side effects out.*\)\n  at .*test_wrappers.py:\d+"):
         dhlo.compile(exported)
 
 

@@ -8,9 +8,11 @@
 !pairs = tensor<?x?xi64, #dhlo.shape<["s1", "s1 + s2"]>>
 !sees = tensor<?x?xi1, #dhlo.shape<["s1", "s1 + s2"]>>
 !mask = tensor<2x1x?x?xi1, #dhlo.shape<["2", "1", "s1", "s1 + s2"]>>
+!bias = tensor<?x?xf32, #dhlo.shape<["s1", "s1 + s2"]>>
+!added = tensor<2x1x?x?xf32, #dhlo.shape<["2", "1", "s1", "s1 + s2"]>>
 module {
   // Queries see keys up to their own position, which all masks say: %y and nothing else, %z of a window, too, %w also of padding.
-  func.func @main(%q: !q {dhlo.name = "q"}, %k: !k {dhlo.name = "k"}, %real: !real {dhlo.name = "real"}, %past: !past {dhlo.name = "past"}) -> (!q, !q, !q, !q, !q) {
+  func.func @main(%q: !q {dhlo.name = "q"}, %k: !k {dhlo.name = "k"}, %real: !real {dhlo.name = "real"}, %past: !past {dhlo.name = "past"}) -> (!q, !q, !q, !q, !q, !q, !q) {
     %i = "dhlo.iota"() {dim = 0 : i64, start = "0", step = "1"} : () -> !query
     %held = "dhlo.full"() {value = "s2"} : () -> !query
     %at = "dhlo.add"(%i, %held) : (!query, !query) -> !query
@@ -42,6 +44,15 @@ module {
     %firsts = "dhlo.le"(%of_all, %of_one) : (tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>, tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>) -> tensor<1x?xi1, #dhlo.shape<["1", "s1 + s2"]>>
     %same = "dhlo.broadcast"(%firsts) {dims = [2, 3]} : (tensor<1x?xi1, #dhlo.shape<["1", "s1 + s2"]>>) -> !mask
     %v = "dhlo.attention"(%q, %k, %k, %same) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, causal = false, past = "0", scale = 0.5 : f64, softcap = 0.0 : f64} : (!q, !k, !k, !mask) -> !q
-    return %y, %z, %w, %x, %v : !q, !q, !q, !q, !q
+    // Numbers that are added where a key is seen stay, without its mask if that says nothing else.
+    %less = "dhlo.sub"(%key, %own) : (!pairs, !pairs) -> !pairs
+    %near_one = "dhlo.convert"(%less) : (!pairs) -> !bias
+    %bias = "dhlo.broadcast"(%near_one) {dims = [2, 3]} : (!bias) -> !added
+    %hidden = "dhlo.full"() {value = "-inf"} : () -> !added
+    %weighed = "dhlo.select"(%up_to, %bias, %hidden) : (!mask, !added, !added) -> !added
+    %u = "dhlo.attention"(%q, %k, %k, %weighed) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, causal = false, past = "0", scale = 0.5 : f64, softcap = 0.0 : f64} : (!q, !k, !k, !added) -> !q
+    %rest = "dhlo.select"(%without, %bias, %hidden) : (!mask, !added, !added) -> !added
+    %t = "dhlo.attention"(%q, %k, %k, %rest) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, causal = false, past = "0", scale = 0.5 : f64, softcap = 0.0 : f64} : (!q, !k, !k, !added) -> !q
+    return %y, %z, %w, %x, %v, %u, %t : !q, !q, !q, !q, !q, !q, !q
   }
 }

@@ -8,7 +8,8 @@
 !row = tensor<?x4x?x1xf32, #dhlo.shape<["n", "4", "s", "1"]>>
 module {
   // Scores, capped, beside a sink for each head. Without the sink a row that sees nothing is a mean of values: it stays as it is.
-  func.func @main(%q: !q {dhlo.name = "q"}, %k: !k {dhlo.name = "k"}, %sinks: tensor<4xf32> {dhlo.name = "sinks"}, %sees: !sees {dhlo.name = "sees"}) -> (!q, !q) {
+  // Rows of -inf that give zeros are attention's: %w hides keys by -inf; to %x finite numbers, which don't, are added.
+  func.func @main(%q: !q {dhlo.name = "q"}, %k: !k {dhlo.name = "k"}, %sinks: tensor<4xf32> {dhlo.name = "sinks"}, %sees: !sees {dhlo.name = "sees"}) -> (!q, !q, !q, !q) {
     %kt = "dhlo.transpose"(%k) {perm = [0, 1, 3, 2]} : (!k) -> !kt
     %product = "dhlo.matmul"(%q, %kt) : (!q, !kt) -> !scores
     %scale = "dhlo.full"() {value = "0.25"} : () -> !scores
@@ -50,6 +51,30 @@ module {
     %by_all = "dhlo.broadcast"(%by) {dims = [0, 1, 2, 3]} : (!row) -> !scores
     %shares = "dhlo.mul"(%f, %by_all) : (!scores, !scores) -> !scores
     %z = "dhlo.matmul"(%shares, %k) : (!scores, !k) -> !q
-    "func.return"(%y, %z) : (!q, !q) -> ()
+
+    %hidden = "dhlo.full"() {value = "-inf"} : () -> !scores
+    %some = "dhlo.sub"(%scaled, %mask) : (!scores, !scores) -> !scores
+    %only = "dhlo.select"(%sees, %some, %hidden) : (!sees, !scores, !scores) -> !scores
+    %most = "dhlo.reduce"(%only) {dims = [3], how = "max"} : (!scores) -> !sum
+    %most_row = "dhlo.reshape"(%most) : (!sum) -> !row
+    %hidden_row = "dhlo.full"() {value = "-inf"} : () -> !row
+    %none = "dhlo.eq"(%most_row, %hidden_row) : (!row, !row) -> tensor<?x4x?x1xi1, #dhlo.shape<["n", "4", "s", "1"]>>
+    %none_all = "dhlo.broadcast"(%none) {dims = [0, 1, 2, 3]} : (tensor<?x4x?x1xi1, #dhlo.shape<["n", "4", "s", "1"]>>) -> !sees
+    %most_all = "dhlo.broadcast"(%most_row) {dims = [0, 1, 2, 3]} : (!row) -> !scores
+    %under = "dhlo.sub"(%only, %most_all) : (!scores, !scores) -> !scores
+    %g = "dhlo.exp_below"(%under) : (!scores) -> !scores
+    %parts = "dhlo.reduce"(%g) {dims = [3], how = "sum"} : (!scores) -> !sum
+    %parts_row = "dhlo.reshape"(%parts) : (!sum) -> !row
+    %of = "dhlo.div"(%one, %parts_row) : (!row, !row) -> !row
+    %of_all = "dhlo.broadcast"(%of) {dims = [0, 1, 2, 3]} : (!row) -> !scores
+    %soft = "dhlo.mul"(%g, %of_all) : (!scores, !scores) -> !scores
+    %safe = "dhlo.select"(%none_all, %nothing, %soft) : (!sees, !scores, !scores) -> !scores
+    %w = "dhlo.matmul"(%safe, %k) : (!scores, !k) -> !q
+
+    %best_none = "dhlo.eq"(%best_row, %hidden_row) : (!row, !row) -> tensor<?x4x?x1xi1, #dhlo.shape<["n", "4", "s", "1"]>>
+    %best_none_all = "dhlo.broadcast"(%best_none) {dims = [0, 1, 2, 3]} : (tensor<?x4x?x1xi1, #dhlo.shape<["n", "4", "s", "1"]>>) -> !sees
+    %finite = "dhlo.select"(%best_none_all, %nothing, %shares) : (!sees, !scores, !scores) -> !scores
+    %x = "dhlo.matmul"(%finite, %k) : (!scores, !k) -> !q
+    "func.return"(%y, %z, %w, %x) : (!q, !q, !q, !q) -> ()
   }
 }

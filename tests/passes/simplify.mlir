@@ -16,7 +16,7 @@
 !small = tensor<?x?xf16, #dhlo.shape<["n", "m"]>>
 module {
   // Views of views become one view, or none.
-  func.func @main(%x: !t, %r: !row, %i: !i) -> (!t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>, !t) {
+  func.func @main(%x: !t, %r: !row, %i: !i) -> (!t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>, !t, !i) {
     %t0 = "dhlo.transpose"(%x) {perm = [1, 0]} : (!t) -> !u
     %t1 = "dhlo.transpose"(%t0) {perm = [1, 0]} : (!u) -> !t
     %f0 = "dhlo.reshape"(%x) : (!t) -> !flat
@@ -41,7 +41,10 @@ module {
     %ones = "dhlo.full"() {value = "1.0"} : () -> !t
     %tanh = "dhlo.tanh"(%x) : (!t) -> !t
     %gate = "dhlo.add"(%ones, %tanh) : (!t, !t) -> !t
-    return %t1, %f1, %b1, %s, %i0, %ge, %all, %cf, %sum, %gate : !t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>, !t
+    // A choice that is always the same.
+    %never = "dhlo.full"() {value = "false"} : () -> !b
+    %chosen = "dhlo.select"(%never, %zero, %i) : (!b, !i, !i) -> !i
+    return %t1, %f1, %b1, %s, %i0, %ge, %all, %cf, %sum, %gate, %chosen : !t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>, !t, !i
   }
   // Zeros around the image become the convolution's padding where they are the same at all sizes; other values don't.
   func.func @padded(%x: !image, %w: tensor<4x3x3x3xf32>) -> (!strided, !same, !same, !grown) {

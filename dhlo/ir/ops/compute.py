@@ -186,12 +186,12 @@ def segments_of(least: int, operands: Sequence[TensorType]) -> list[int]:
 
 
 def check_extras(more: Sequence[TensorType], q: TensorType, keys: Any) -> None:
-    """Raises TypeError_ but for at most a mask [B, Hq, Sq, `keys`] of bools or of the dtype of the queries, then sinks."""
+    """Raises TypeError_ but for at most a mask [B, Hq, Sq, `keys`] of bools, f32 or the dtype of the queries, then sinks."""
     if [t.rank for t in more] not in ([], [1], [4], [4, 1]):
         raise TypeError_("attention wants at most one mask of rank 4, and then at most sinks of rank 1")
     for t in more:
-        if t.rank == 4 and not t.dtype.is_bool and t.dtype != q.dtype:
-            raise TypeError_("a mask is of bools or of the dtype of the queries")
+        if t.rank == 4 and not t.dtype.is_bool and t.dtype.name not in ("f32", q.dtype.name):
+            raise TypeError_("a mask is of bools, of f32 or of the dtype of the queries")
         if t.rank == 1 and t.dtype.name != "f32":
             raise TypeError_("sinks are of f32")
         equal_shapes([t, t.with_shape([*q.shape[:3], keys] if t.rank == 4 else [q.shape[1]])], "attention and its mask or sinks")
@@ -207,7 +207,7 @@ def attend(
     softcap: float,
 ) -> torch.Tensor:
     """softmax(scale * Q K^T, capped, under `sees`, beside a head's sink) V."""
-    if sinks is None and not softcap:
+    if sinks is None and not softcap and (sees is None or sees.dtype in (torch.bool, q.dtype)):
         return F.scaled_dot_product_attention(q, k, v, sees, scale=scale)
     scores = (q.float() @ k.float().transpose(2, 3)) * scale
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores

@@ -118,6 +118,12 @@ class OpBuilder:
             return x if dtype is None else self.convert(x, dtype)
         return self.full([], x, dtype or promote([x]))
 
+    def held(self, x: Operand, dtype: DType) -> Operand:
+        """A tensor, or a number that `dtype` holds. Raises CompileError for another one, where ATen doesn't wrap it either."""
+        if not self.is_tensor(x):
+            _text(static_value(x), dtype)
+        return x
+
     # ------------------------------------------------------------------------------------------------ elementwise
     def convert(self, x: Value, dtype: DType | str | torch.dtype) -> Value:
         t, d = from_mlir(x), self.as_dtype(dtype)
@@ -174,7 +180,7 @@ class OpBuilder:
         """The operands in one shape and one dtype (default: promoted)."""
         d = self.as_dtype(dtype or self.result_type(*xs))
         shape = self.broadcast_shape(*[from_mlir(x).shape for x in xs if self.is_tensor(x)])
-        return [self.expand(self.convert(x, d), shape) if self.is_tensor(x) else self.full(shape, x, d) for x in xs]
+        return [self.expand(self.convert(x, d), shape) if self.is_tensor(x) else self.full(shape, _wrapped(x, d), d) for x in xs]
 
     def ew(self, cls: OpClass, *xs: Operand, dtype: DType | str | None = None) -> Value:
         """An elementwise op on promoted, broadcast operands. Reduced floats meet scalars in f32, as ATen computes
@@ -337,7 +343,7 @@ class OpBuilder:
         return self.op(
             movement.Pad,
             [x],
-            {"low": [show(as_expr(p)) for p in low], "value": float(value)},
+            {"low": [show(as_expr(p)) for p in low], "value": float(_text(value, t.dtype))},
             [TensorType.of(t.dtype, shape)],
         )
 
@@ -443,9 +449,28 @@ def _text(value: Any, dtype: DType) -> str:
         return repr(float(value))
     if dtype.is_bool:
         return str(int(bool(value)))
-    if isinstance(value, float) and not is_finite_int(value):
+    least, most = _bounds(dtype)
+    if isinstance(value, float):
+        fits = is_finite_int(value) and least <= int(value) <= most
+    else:
+        fits = min(least, -most) <= int(value) <= most
+    if not fits:
         raise CompileError(f"{value} is no {dtype}")
-    return str(int(value))
+    return str(_wrapped(int(value), dtype))
+
+
+def _bounds(dtype: DType) -> tuple[int, int]:
+    """The least and the greatest number of an integer dtype."""
+    info = torch.iinfo(dtype.torch)
+    return info.min, info.max
+
+
+def _wrapped(value: Any, dtype: DType) -> Any:
+    """An int beside tensors of an integer dtype as that dtype holds it: modulo 2^bits, as ATen's operators take others."""
+    if not dtype.is_int or not isinstance(value, int | sympy.Integer):
+        return value
+    least, most = _bounds(dtype)
+    return (int(value) - least) % (most - least + 1) + least
 
 
 def is_finite_int(value: float) -> bool:

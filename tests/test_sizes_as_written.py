@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -91,3 +92,38 @@ def test_einsum_of_two_types() -> None:
     for shape in ((2, 5), (4, 1), (3, 0)):
         x = randn(shape)
         torch.testing.assert_close(compiled(x), outer(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: F.interpolate(x, scale_factor=1 / 3),
+        lambda x: F.interpolate(x, scale_factor=2 / 3, mode="bilinear"),
+        lambda x: x[:, :, : math.floor(x.shape[2] * (1 / 3))] + 1,
+        lambda x: F.pad(x, (0, 0, 0, math.ceil(x.shape[2] * (4 / 3)))),
+        lambda x: x.double() * (x.shape[2] * (1 / 3)),
+    ],
+    ids=["nearest", "bilinear", "floor", "ceil", "value"],
+)
+def test_factors_of_sizes_have_all_their_digits(f: Callable[[Tensor], Tensor]) -> None:
+    """0.333333333333333 of 9 are 2, a third of it is 3."""
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x):
+            return f(x)
+
+    module = Scaled()
+    model = dhlo.compile(export(module, (randn(1, 2, 12, 10),), dynamic_shapes=({2: A, 3: A},)))
+    for n in (12, 9, 27, 30, 31, 6, 300, 57):
+        x = randn(1, 2, n, 9)
+        torch.testing.assert_close(model(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+def test_guards_have_all_their_digits() -> None:
+    class Resampled(torch.nn.Module):
+        def forward(self, x):
+            return x[: int(torch.ceil(torch.as_tensor(160 * x.shape[0] / 441)).long())] * 2  # which the trace takes for a number
+
+    x = randn(1600)
+    model = dhlo.compile(export(Resampled(), (x,), dynamic_shapes=({0: A},)))
+    assert torch.equal(model(x), 2 * x[:581])

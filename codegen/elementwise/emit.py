@@ -17,7 +17,7 @@ import sympy
 from dhlo.codegen.elementwise.float8 import FLOAT8, from_float8, to_float8
 from dhlo.codegen.elementwise.index import Index, IndexMath
 from dhlo.codegen.elementwise.philox import emit_word
-from dhlo.codegen.elementwise.rules import emit_op, narrow, round_to, splat, with_plain_nans
+from dhlo.codegen.elementwise.rules import emit_op, narrow, round_to, splat, with_plain_nans, wrap
 from dhlo.codegen.kernel_ir.builder import BITS, F64, I1, I8, I64, PTR, Fn, V
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import Kind, attr, defining
@@ -347,7 +347,7 @@ class Emitter(IndexMath):
         if e in (sympy.true, sympy.false):
             return self.constant(e == sympy.true, dtype)
         if e.is_integer or e.is_Boolean or e.is_Relational:
-            return self.fn.cast(self.args.get(("size", e)), dtype.register)
+            return wrap(self.fn, self.fn.cast(self.args.get(("size", e)), dtype.register), dtype.name)
         return self.fn.cast(self.args.get(("float", e)), dtype.register)
 
     def iota(self, i: Index, start: str, step: str, dtype: DType) -> V:

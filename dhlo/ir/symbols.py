@@ -98,6 +98,9 @@ class _Printer(StrPrinter):  # type: ignore[misc]
     def _call(self, name: str, *args: sympy.Basic) -> str:
         return f"{name}({', '.join(self._print(a) for a in args)})"
 
+    def _print_Float(self, e: sympy.Expr) -> str:
+        return repr(float(e))  # all of its digits: sizes are worked out with it
+
     def _print_FloorDiv(self, e: sympy.Expr) -> str:
         return self._call("floordiv", *e.args)
 
@@ -361,13 +364,16 @@ def evaluate(x: Size, env: Mapping[str, int | float]) -> int:
     return int(v)
 
 
+_DIVISIONS = (tsf.FloorDiv, tsf.Mod, tsf.PythonMod, tsf.CleanDiv, tsf.CeilDiv, tsf.IntTrueDiv, tsf.FloatTrueDiv)
+
+
 def _as_host(e: sympy.Basic, values: Mapping[sympy.Symbol, sympy.Basic]) -> sympy.Basic:
     """The value of an expression as the host program computes it where the contract excludes the sizes: division by zero divides
     by one, a quotient that isn't whole is rounded down."""
     if not e.args:
         return e.xreplace(values)
     args = [_as_host(a, values) for a in e.args]
-    if len(args) == 2 and args[1] == 0 and isinstance(e, (tsf.FloorDiv, tsf.Mod, tsf.PythonMod, tsf.CleanDiv, tsf.CeilDiv)):
+    if len(args) == 2 and args[1] == 0 and isinstance(e, _DIVISIONS):
         args[1] = sympy.Integer(1)
     v = e.func(*args)
     return sympy.floor(v) if v.is_Rational else v

@@ -152,7 +152,7 @@ def _nan_to_num(
 def _scaled(b: OpBuilder, y: Operand, alpha: Any) -> Operand:
     if alpha == 1:
         return y
-    return b.mul(y, alpha) if b.is_tensor(y) else y * alpha
+    return b.mul(y, b.held(alpha, b.result_type(y, alpha))) if b.is_tensor(y) else y * alpha
 
 
 def _rounded_once(b: OpBuilder, f: Callable[..., Value], *xs: Operand) -> Value:
@@ -281,6 +281,7 @@ def _pow(b: OpBuilder, x: Operand, y: Operand) -> Value:
         known = _known_power(b, x, y)
         if known is not None:
             return known
+        y = b.held(y, b.result_type(x, y))
     return b.ew(ew.Pow, x, y)
 
 
@@ -378,18 +379,18 @@ def _masked_fill(b: OpBuilder, x: Value, mask: Value, value: Operand) -> Value:
 def _clamp(b: OpBuilder, x: Value, min: Operand = None, max: Operand = None) -> Value:
     d = b.result_type(*[v for v in (x, min, max) if v is not None])
     if min is not None:
-        x = b.ew(ew.Maximum, x, min, dtype=d)
-    return x if max is None else b.ew(ew.Minimum, x, max, dtype=d)
+        x = b.ew(ew.Maximum, x, b.held(min, d), dtype=d)
+    return x if max is None else b.ew(ew.Minimum, x, b.held(max, d), dtype=d)
 
 
 @lowers(A.clamp_min.default, A.clamp_min.Tensor)
 def _clamp_min(b: OpBuilder, x: Value, min: Operand) -> Value:
-    return b.maximum(x, min)
+    return _clamp(b, x, min=min)
 
 
 @lowers(A.clamp_max.default, A.clamp_max.Tensor)
 def _clamp_max(b: OpBuilder, x: Value, max: Operand) -> Value:
-    return b.minimum(x, max)
+    return _clamp(b, x, max=max)
 
 
 # ---------------------------------------------------------------------------------------------------- casts and

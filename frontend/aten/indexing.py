@@ -165,11 +165,11 @@ def _masked_scatter(b: OpBuilder, x: Value, mask: Value, source: Value) -> Value
     x, mask = b.expand(x, shape), b.expand(mask, shape)
     n = b.type(source).numel
     order = scan(b, b.convert(b.reshape(mask, [b.type(x).numel]), "i64"), "sum", 0)
-    at = b.minimum(b.maximum(b.sub(order, 1), 0), n - 1)
-    if n == 0:
-        return x
-    values = b.take(b.reshape(source, [n]), [at], [0], 0)
-    return b.select(mask, b.reshape(values, b.shape(x)), x)
+    source, first = b.reshape(source, [n]), 0
+    if not b.dims.holds(n >= 1):  # something to look up for what isn't taken
+        source, first = b.pad(source, [1], [0], 0), 1
+    at = b.select(mask, b.reshape(b.add(order, first - 1), b.shape(x)), 0)
+    return b.select(mask, b.take(source, [at], [0], 0), x)
 
 
 @lowers(A.masked_scatter_backward.default)

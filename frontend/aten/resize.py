@@ -11,6 +11,7 @@ import sympy
 from torch.utils._sympy import functions as tsf
 
 from dhlo.errors import CompileError
+from dhlo.frontend.aten.resize_bytes import byte_taps, resized_bytes
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
@@ -230,14 +231,15 @@ def kernel_taps(width: int, kernel: Any) -> Any:
 
     def find(b: OpBuilder, own: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, dtype: DType) -> tuple[Value, ...]:
         scale = as_expr(_scale(own, out, factor, corners))
-        taps = 2 * as_expr(tsf.CeilToInt(0.5 * width * sympy.Max(scale, 1.0))) + 1
+        whole = as_expr(_scale(own, out if out.is_number else sympy.Max(out, 1), factor, corners))
+        taps = 2 * as_expr(tsf.CeilToInt(0.5 * width * sympy.Max(whole, 1.0))) + 1
         stretch = b.maximum(b.full([], scale, dtype), 1.0)
         reach = b.mul(stretch, 0.5 * width)
         centre = b.mul(b.add(b.iota([out, 1], 0, dtype), 0.5), scale)
         low = b.maximum(b.convert(b.add(b.sub(centre, reach), 0.5), "i64"), 0)
         high = b.minimum(b.convert(b.add(b.add(centre, reach), 0.5), "i64"), own)
         at = b.add(low, b.iota([out, taps], 1, "i64"))
-        far = b.div(b.add(b.sub(b.convert(at, dtype), centre), 0.5), stretch)
+        far = b.mul(b.add(b.sub(b.convert(at, dtype), centre), 0.5), b.div(1.0, stretch))
         inside = b.ew(ew.Lt, at, high)
         w = b.select(inside, kernel(b, far), 0.0)
         total = b.reduce(w, "sum", [1], keepdim=True)
@@ -251,8 +253,6 @@ def _antialiased(find: Any) -> Any:
     """Interpolation by stretched kernels (aten._upsample_*_aa)."""
 
     def f(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any, n: int) -> Value:
-        if not b.dtype(x).is_float:
-            raise CompileError("antialiased interpolation of integers", hint="convert to float32")
         for d, (out, factor) in zip(range(b.rank(x) - n, b.rank(x)), _sizes(b, x, size, factors, n), strict=True):
             at, w, inside = find(b, b.shape(x)[d], out, factor, corners, b.dtype(x))
             values = b.take(x, [at], [d], d)
@@ -278,8 +278,14 @@ def _register_upsampling() -> None:
 
         return vec, default
 
-    def smooth(n: int, f: Any) -> Any:
+    def smooth(n: int, f: Any, of_bytes: Any = None) -> Any:
         def vec(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any = None) -> Value:
+            if b.dtype(x).name == "ui8" and of_bytes is not None:
+                return resized_bytes(b, x, _sizes(b, x, size, factors, n), corners, of_bytes)
+            if not b.dtype(x).is_float:
+                raise CompileError(
+                    f"interpolation of {b.dtype(x)}, which PyTorch doesn't compute either", hint="convert to float32"
+                )
             return b.in_f32(lambda v: f(b, v, size, corners, factors, n), x)
 
         def default(b: OpBuilder, x: Value, size: Any, corners: bool, *factors: Any) -> Value:
@@ -291,11 +297,11 @@ def _register_upsampling() -> None:
     kinds += [(f"_upsample_nearest_exact{n}d", nearest(n, True)) for n in (1, 2, 3)]
     kinds += [
         ("upsample_linear1d", smooth(1, _resized(linear_taps))),
-        ("upsample_bilinear2d", smooth(2, _resized(linear_taps))),
+        ("upsample_bilinear2d", smooth(2, _resized(linear_taps), byte_taps(linear_taps))),
         ("upsample_trilinear3d", smooth(3, _resized(linear_taps))),
-        ("upsample_bicubic2d", smooth(2, _resized(cubic_taps))),
+        ("upsample_bicubic2d", smooth(2, _resized(cubic_taps), byte_taps(cubic_taps))),
     ]
-    kinds += [(f"_upsample_{name}2d_aa", smooth(2, _antialiased(find))) for name, find in ANTIALIASED.items()]
+    kinds += [(f"_upsample_{name}2d_aa", smooth(2, _antialiased(find), find)) for name, find in ANTIALIASED.items()]
     for name, (vec, default) in kinds:
         lowers(getattr(A, name).vec)(vec)
         lowers(getattr(A, name).default)(default)

@@ -11,6 +11,7 @@ from torch import Tensor, randn
 from torch.export import Dim, export
 
 import dhlo
+from dhlo.errors import ContractError
 
 Case = tuple[Callable[..., Tensor], list[tuple[Tensor, ...]], list[tuple[tuple[Tensor, ...], str]]]
 """A function, arguments, and arguments that are refused, with what the refusal says."""
@@ -177,3 +178,29 @@ def test_counted(name: str) -> None:
         with pytest.raises(dhlo.ContractError, match=message):
             compiled(*args)
     torch.testing.assert_close(compiled(*calls[0]), fn(*calls[0]), rtol=0, atol=0)
+
+
+def test_nothing_is_scattered() -> None:
+    """Where a mask chooses nothing, its source, which what was chosen decides, has nothing either; fewer elements are an error."""
+
+    class Chosen(torch.nn.Module):
+        def forward(self, x, mask):
+            return x.masked_scatter(mask[..., None], torch.tanh(x[mask]))
+
+    class Given(torch.nn.Module):
+        def forward(self, x, mask, source):
+            return x.masked_scatter(mask, source)
+
+    x, mask = torch.randn(2, 5, 8), torch.rand(2, 5) > 0.5
+    sizes: Any = {0: Dim.AUTO, 1: Dim.AUTO}
+    model = dhlo.compile(export(Chosen(), (x, mask), dynamic_shapes=(sizes, sizes)))
+    for m in (mask, torch.zeros_like(mask), torch.ones_like(mask)):
+        torch.testing.assert_close(model(x, m), Chosen()(x, m))
+    x, some = torch.randn(3, 4), torch.tensor([[True], [False], [True]]).expand(3, 4).clone()
+    given = dhlo.compile(export(Given(), (x, some, torch.randn(12)), dynamic_shapes=(sizes, sizes, {0: Dim.AUTO})))
+    for rows, length in ((3, 12), (3, 8), (2, 4), (0, 3), (0, 0)):
+        args = (x[:rows], some[:rows], torch.randn(length))
+        torch.testing.assert_close(given(*args), Given()(*args))
+    for length in (7, 0):
+        with pytest.raises(ContractError, match="index out of range"):
+            given(x, some, torch.randn(length))

@@ -263,6 +263,8 @@ class Full(Op, name="full"):
         value = complex(text) if out.dtype.is_complex else number(text)
         if value is None:
             value = sizes(parse(text), exact=True)
+            if out.dtype.is_int:  # which wraps
+                value = int(torch.tensor(value).to(out.dtype.torch))
         return [torch.full([sizes(s) for s in out.shape], value, dtype=out.dtype.torch)]
 
     def pull(self, em: Elements, idx: list[Position]) -> Element:

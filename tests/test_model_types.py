@@ -164,6 +164,14 @@ MAMBA: dict[str, Any] = dict(
 LINES, PICTURES, PROMPTS = ((2, 7), (1, 3), (5, 12)), ((2, 16, 16), (1, 16, 16), (5, 16, 16)), ((2, 7), (1, 12), (3, 5))
 PIXELS, SECONDS = ((2, 64, 64), (1, 96, 64), (3, 72, 96)), ((2, 4000), (1, 2345), (3, 7001))
 
+def video() -> Any:
+    """It has the features of all images in one tensor."""
+    seen = dict(model_type="clip_vision_model", **IMAGE)
+    said = dict(model_type="llama", num_key_value_heads=4, **LAYERS, vocab_size=99)
+    config = hf.VideoLlavaConfig(vision_config=seen, text_config=said, image_token_index=98, video_token_index=97)
+    return hf.VideoLlavaForConditionalGeneration(config).eval()
+
+
 KINDS: dict[str, Kind] = {
     "bert": (lambda: hf.BertForSequenceClassification(hf.BertConfig(**TEXT)), pairs, LINES),
     "roberta": (lambda: hf.RobertaForMaskedLM(hf.RobertaConfig(**TEXT, type_vocab_size=1)), text, LINES),
@@ -199,6 +207,7 @@ KINDS: dict[str, Kind] = {
     "phi3": (lambda: causal(hf.Phi3Config(**COMMON)), prompts, PROMPTS),
     "mamba2": (lambda: hf.Mamba2ForCausalLM(hf.Mamba2Config(**MAMBA)), text, ((2, 7), (1, 4), (5, 12))),
     "llava": (looking, looks, ((2, 20), (1, 17), (3, 24))),
+    "video-llava": (video, prompts, PROMPTS),
     "t5": (lambda: encoder_decoder("t5"), text, PROMPTS),
     "bart": (bart, text, PROMPTS),
     "marian": (lambda: encoder_decoder("marian"), text, PROMPTS),

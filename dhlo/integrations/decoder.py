@@ -87,7 +87,12 @@ class _Step(torch.nn.Module):
 
 
 class _StepWithImages(_Step):
-    """The same, where `features` [positions of images, depth] take the place of the tokens that stand for images."""
+    """The same, where `features` [positions of images, depth] take the place of the tokens that stand for images. `one`: the model
+    has those of all images in one tensor, and not in a list."""
+
+    def __init__(self, model: Any, windows: list[bool], one: bool) -> None:
+        super().__init__(model, windows)
+        self.one = one
 
     def forward(  # type: ignore[override]
         self,
@@ -99,7 +104,8 @@ class _StepWithImages(_Step):
         values: list[torch.Tensor],
         features: torch.Tensor,
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-        images = {_ENCODED: {"image": BaseModelOutputWithPooling(pooler_output=[features])}}
+        given = BaseModelOutputWithPooling(pooler_output=features[None] if self.one else [features])
+        images = {_ENCODED: {"image": given}}
         return self.run(input_ids, attention_mask, position_ids, kept, keys, values, **images)
 
 
@@ -131,11 +137,11 @@ def decoder_programs(model: Any) -> dict[str, ExportedProgram]:
     step, args, dims = _step(model, layers, windows)
     programs: dict[str, tuple[Any, Any, Any]] = {"": (step, args, dims)}
     exported: dict[str, ExportedProgram] = {}
-    features = _features(model)
+    features, one = _features(model)
     with evaluating(model), exportable_attention():
         image = None if features is None else _image_program(model)
         if image is not None:
-            with_images = (_StepWithImages(model, windows), (*args, features), (*dims, {0: Dim.AUTO}))
+            with_images = (_StepWithImages(model, windows, one), (*args, features), (*dims, {0: Dim.AUTO}))
             exported, programs = {_IMAGE: image}, {_PROMPT: with_images, _DECODER: programs[""]}
         for entry, (module, example, sizes) in programs.items():
             exported[entry] = torch.export.export(module, example, dynamic_shapes=sizes, strict=False)
@@ -200,12 +206,12 @@ def _step(
     return _Step(model, windows, longest), args, (two, two, two, {0: Dim.AUTO}, [cached] * len(keys), [cached] * len(values))
 
 
-def _features(model: Any) -> torch.Tensor | None:
-    """The features of an image, None where the model takes none, or where more than its pixels decides over them or over what
-    follows: such a model is compiled for text, which the logger "dhlo" says (WARNING)."""
+def _features(model: Any) -> tuple[torch.Tensor | None, bool]:
+    """The features of an image, and whether the model has those of all in one tensor; None where it takes none, or where more than
+    its pixels decides over them or over what follows: such a model is compiled for text, which the logger "dhlo" says (WARNING)."""
     names = set(inspect.signature(model.forward).parameters)
     if not names & {"pixel_values", _ENCODED}:
-        return None
+        return None, False
     why: object = "what surrounds an image depends on more than its features"
     if _ENCODED in names and not names & {"token_type_ids", "image_grid_thw"}:
         pixels = torch.zeros(1, *image_sizes(model.config), dtype=model.dtype)
@@ -217,10 +223,10 @@ def _features(model: Any) -> torch.Tensor | None:
             why = e
         else:
             if features.dim() == 2 and getattr(out, "deepstack_features", None) is None:
-                return torch.as_tensor(features)
+                return torch.as_tensor(features), isinstance(out.pooler_output, torch.Tensor)
             why = "an image has features of more than one kind"
     _for_text(model, why)
-    return None
+    return None, False
 
 
 def _cached(model: Any) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[bool]]:

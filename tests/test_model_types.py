@@ -164,6 +164,7 @@ MAMBA: dict[str, Any] = dict(
 LINES, PICTURES, PROMPTS = ((2, 7), (1, 3), (5, 12)), ((2, 16, 16), (1, 16, 16), (5, 16, 16)), ((2, 7), (1, 12), (3, 5))
 PIXELS, SECONDS = ((2, 64, 64), (1, 96, 64), (3, 72, 96)), ((2, 4000), (1, 2345), (3, 7001))
 
+
 def video() -> Any:
     """It has the features of all images in one tensor."""
     seen = dict(model_type="clip_vision_model", **IMAGE)

@@ -61,6 +61,7 @@ class Emitter(IndexMath):
         self.made_plain: set[Any] = set()  # buffers of f32 whose NaNs become plain ones as they are loaded
         self.mask: V | None = None
         self.partial = False  # no lane may be active
+        self.piece: tuple[object, list[sympy.Expr], int] | None = None  # see `of_piece`
         self.touching = False  # memory is only prefetched; loads give zeros
         self._memo: list[dict[Any, V]] = [{}]
 
@@ -76,6 +77,13 @@ class Emitter(IndexMath):
         yield
         self._memo.pop()
         self.mask, self.partial = old, was_partial
+
+    @contextmanager
+    def of_piece(self, i: Index, bounds: list[sympy.Expr], number: int) -> Iterator[None]:
+        """Inside, `i` is in that piece of what is joined along its dim from pieces that end at `bounds`."""
+        self.piece = (i.key, bounds, number)
+        yield
+        self.piece = None
 
     def size(self, expr: sympy.Expr | int) -> V | int:
         """A size: an int, or an argument of the kernel that the host computes."""
@@ -138,9 +146,12 @@ class Emitter(IndexMath):
         elements: Elements = self  # as ops see it
         return op.pull(elements, list(idx))  # type: ignore[no-any-return]
 
+    def computed(self, v: Any) -> bool:
+        op = None if v in self.leaves else defining(v)
+        return op is not None and op.operation in self.members
+
     def _is_buffer(self, v: Any) -> bool:
-        op = defining(v)
-        return v not in self.leaves and (op is None or op.operation not in self.members)
+        return v not in self.leaves and not self.computed(v)
 
     # ------------------------------------------------------------------ memory
     def flatten(self, idx: Sequence[Index], shape: Sequence[sympy.Expr]) -> Index:
@@ -304,7 +315,9 @@ class Emitter(IndexMath):
 
     def piecewise(self, i: Index, pieces: list[tuple[sympy.Expr, Any, list[Index]]]) -> V:
         """The value of the first piece whose upper bound is above `i`, found by halving."""
-        if i.uniform and isinstance(i.base, int) and all(is_static(bound) for bound, *_ in pieces):
+        if self.piece is not None and self.piece[:2] == (i.key, [bound for bound, *_ in pieces]):
+            pieces = [pieces[self.piece[2]]]
+        elif i.uniform and isinstance(i.base, int) and all(is_static(bound) for bound, *_ in pieces):
             pieces = next(([p] for p in pieces if i.base < p[0]), pieces[-1:])
         _, v, idx = pieces[0]
         if len(pieces) == 1:

@@ -141,12 +141,13 @@ def rows(em: Emitter, begin: V, end: V, sizes: Sequence[sympy.Expr]) -> Iterator
         lp.yield_(*reversed(nxt))
 
 
-def vectors(em: Emitter, lo: V | int, hi: V, body: Callable[[Index], None]) -> None:
-    """Runs `body` over [lo, hi) a vector at a time: full vectors, then the rest under a mask. `lo` is a multiple of the lanes."""
-    fn = em.fn
+def vectors(em: Emitter, lo: V | int, hi: V, body: Callable[[Index], None], anywhere: bool = False) -> None:
+    """Runs `body` over [lo, hi) a vector at a time: full vectors, then the rest under a mask. `lo` is a multiple of the lanes, but
+    where it may be `anywhere`."""
+    fn, multiple = em.fn, 1 if anywhere else em.fn.lanes
     n = fn.sub(hi, lo) if not (isinstance(lo, int) and lo == 0) else hi
     full = fn.add(fn.i64(lo), fn.and_(n, -fn.lanes))
     with fn.loop(lo, full, fn.lanes) as lp, em.scope():
-        body(Index(lp.iv, 1, multiple=fn.lanes))
+        body(Index(lp.iv, 1, multiple=multiple))
     with fn.when(fn.cmp("lt", full, hi)), em.scope(fn.tail_mask(fn.sub(hi, full))):
-        body(Index(full, 1, multiple=fn.lanes))
+        body(Index(full, 1, multiple=multiple))

@@ -30,6 +30,10 @@ class Elements(Protocol):
         """The element of a value, with a position for each of its dims."""
         ...
 
+    def computed(self, v: Any) -> bool:
+        """Is a value computed here, and not loaded?"""
+        ...
+
     def constant(self, value: float | int, dtype: DType) -> Element: ...
 
     def scalar(self, text: str, dtype: DType) -> Element:

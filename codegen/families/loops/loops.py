@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import sympy
 
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, rows, vectors
 from dhlo.codegen.families.loops.transpose import Turned
-from dhlo.codegen.kernel_ir.builder import KernelModule
-from dhlo.ir.dialect import Kind
+from dhlo.codegen.kernel_ir.builder import KernelModule, V
+from dhlo.ir.dialect import Kind, Op, attr
 from dhlo.ir.ops.control import Group
-from dhlo.ir.ops.movement import Full
-from dhlo.ir.symbols import ceil_div, product
+from dhlo.ir.ops.movement import Concat, Full
+from dhlo.ir.pull import Elements
+from dhlo.ir.symbols import ceil_div, is_static, product
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.cost import element_work
 
 __all__ = ["lower_loops"]
 
 BLOCK = 1024  # elements of a row that one item covers
+_MASKED_PARTS, _MASKED_VECTORS = 2, 2  # of what is joined along the lanes, up to which a vector takes all parts, under masks
 
 
 def lower_loops(module: KernelModule, group: Group, checks: Checks) -> Launch:
@@ -87,7 +92,7 @@ def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
         lo = fn.mul(em.position(block), BLOCK)
         hi = fn.min(fn.add(lo, BLOCK), fn.i64(em.size(shape[lane])))
         if turned is None:
-            vectors(em, lo, hi, lambda i: store({**at, lane: i}))
+            _by_pieces(k, shape, lane, lo, hi, lambda i: store({**at, lane: i}))
         else:
             start = fn.mul(em.position(at.pop(turned.dim)), fn.lanes)
             with fn.loop(lo, hi, fn.lanes) as lp, em.scope():
@@ -95,3 +100,30 @@ def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
     work = sympy.Min(shape[lane], BLOCK) * cost * max(per_item.values(), default=1)
     scratch = sympy.Integer(turned.scratch_bytes if turned is not None else 0)
     return Launch(finish(k, "loops"), k.args.slots, product(sizes), work, scratch, k.lookups)
+
+
+def _by_pieces(k: GroupKernel, shape: tuple[sympy.Expr, ...], lane: int, lo: V, hi: V, body: Callable[[Index], None]) -> None:
+    """Runs `body` over [lo, hi) a vector at a time; where more than a few tensors are joined there, in a loop for each of them."""
+    em, fn = k.em, k.fn
+    elements: Elements = em
+    parts: list[tuple[Any, sympy.Expr, sympy.Expr]] = max(
+        (join.parts(elements) for join in k.ops if _joins(join, shape, lane)), key=len, default=[]
+    )
+    if len(parts) <= _MASKED_PARTS or is_static(shape[lane]) and shape[lane] <= _MASKED_VECTORS * fn.lanes:
+        vectors(em, lo, hi, body)
+        return
+    bounds = [end for _, _, end in parts]
+    for number, (_, start, end) in enumerate(parts):
+
+        def inside(i: Index, number: int = number) -> None:
+            with em.of_piece(i, bounds, number):
+                body(i)
+
+        first, last = fn.max(lo, fn.i64(em.size(start))), fn.min(hi, fn.i64(em.size(end)))
+        with fn.when(fn.cmp("lt", first, last)):
+            vectors(em, first, last, inside, anywhere=True)
+
+
+def _joins(op: Op, shape: tuple[sympy.Expr, ...], lane: int) -> bool:
+    """Does an op join tensors along dim `lane` of a result of this shape?"""
+    return isinstance(op, Concat) and attr(op, "dim") == lane and from_mlir(op.results[0]).shape == shape

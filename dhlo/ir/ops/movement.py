@@ -18,6 +18,7 @@ from dhlo.ir.dialect import (
     TypeError_,
     Variadic,
     attr,
+    defining,
     dims_of,
     equal_shapes,
     exprs,
@@ -26,7 +27,7 @@ from dhlo.ir.dialect import (
 from dhlo.ir.dialect import number as number
 from dhlo.ir.mlir import ir
 from dhlo.ir.pull import Element, Elements, Position
-from dhlo.ir.symbols import is_static, parse
+from dhlo.ir.symbols import Expr, Size, as_expr, is_static, parse
 from dhlo.ir.types import TensorType, from_mlir
 
 Args = list[torch.Tensor]
@@ -227,14 +228,22 @@ class Concat(Op, name="concat"):
     def reference(self, args: Args, sizes: Any) -> Args:
         return [torch.cat(args, attr(self, "dim"))]
 
-    def pull(self, em: Elements, idx: list[Position]) -> Element:
-        d, lo = attr(self, "dim"), parse("0")
-        pieces = []
+    def parts(self, em: Elements, start: Size = 0) -> list[tuple[Any, Expr, Expr]]:
+        """What is joined, and where each begins and ends; of what is itself a join along `dim` that is computed here, its parts."""
+        d, start, found = attr(self, "dim"), as_expr(start), list[tuple[Any, Expr, Expr]]()
         for x in self.operands:
-            n = from_mlir(x).shape[d]
-            pieces.append((lo + n, x, [em.shift(i, -lo) if k == d else i for k, i in enumerate(idx)]))
-            lo = lo + n
-        return em.piecewise(idx[d], pieces)
+            inner, end = defining(x), start + from_mlir(x).shape[d]
+            if isinstance(inner, Concat) and attr(inner, "dim") == d and em.computed(x):
+                found += inner.parts(em, start)
+            else:
+                found.append((x, start, end))
+            start = end
+        return found
+
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
+        d = attr(self, "dim")
+        at = [(end, x, [em.shift(i, -start) if k == d else i for k, i in enumerate(idx)]) for x, start, end in self.parts(em)]
+        return em.piecewise(idx[d], at)
 
 
 class Full(Op, name="full"):

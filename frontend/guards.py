@@ -30,6 +30,9 @@ _BINARY: dict[type, Any] = {
     ast.Pow: operator.pow,
     ast.LShift: operator.lshift,
     ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
 }
 _COMPARE: dict[type, Any] = {
     ast.Eq: operator.eq,

@@ -11,6 +11,7 @@ import sympy
 import torch
 from torch.utils._sympy import functions as tsf
 
+from dhlo.errors import CompileError
 from dhlo.frontend.dims import static_value
 from dhlo.frontend.promotion import is_boolean
 from dhlo.ir.symbols import as_expr
@@ -32,7 +33,13 @@ def _floordiv(a: Any, b: Any) -> Any:
 
 
 def _mod(a: Any, b: Any) -> Any:
-    return tsf.Mod(a, b) if a.is_nonnegative and b.is_positive else tsf.PythonMod(a, b)
+    if _integers(a, b):
+        return tsf.Mod(a, b) if a.is_nonnegative and b.is_positive else tsf.PythonMod(a, b)
+    if not b.is_positive or not b.is_integer and (float(b) * 2**20) % 1 != 0:
+        raise CompileError(f"the remainder of a size by {b}", hint="compute it of tensors, or of whole numbers")
+    # Of few digits, so that its multiples are exact; what divides may have been rounded up to the next one.
+    rest = a - b * tsf.ToFloat(tsf.FloorToInt(tsf.FloatTrueDiv(_float(a), _float(b))))
+    return sympy.Piecewise((rest + b, rest < 0), (rest, True))
 
 
 def _truediv(a: Any, b: Any) -> Any:
@@ -65,6 +72,17 @@ def _bool(a: Any) -> Any:
     return a if is_boolean(a) else sympy.Ne(a, 0)
 
 
+def _bits(truth: Callable[[Any, Any], Any], bits: Any) -> Callable[[Any, Any], Any]:
+    """An operator on truths, which on numbers goes bit by bit."""
+    return lambda a, b: truth(a, b) if is_boolean(a) and is_boolean(b) else bits(_int(a), _int(b))
+
+
+def _round(a: Any, digits: Any = None) -> Any:
+    if digits is not None:
+        raise CompileError("a size is rounded to decimal places", hint="compute it of tensors: torch.round(x, decimals=1)")
+    return a if a.is_integer else tsf.RoundToInt(a)
+
+
 def _eq(a: Any, b: Any) -> Any:
     if is_boolean(a) != is_boolean(b):
         a, b = _int(a), _int(b)
@@ -92,16 +110,17 @@ SCALAR_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     operator.le: _arith(sympy.Le),
     operator.gt: _arith(sympy.Gt),
     operator.ge: _arith(sympy.Ge),
-    operator.and_: lambda a, b: sympy.And(_bool(a), _bool(b)),
-    operator.or_: lambda a, b: sympy.Or(_bool(a), _bool(b)),
+    operator.and_: _bits(sympy.And, tsf.BitwiseFn_bitwise_and),
+    operator.or_: _bits(sympy.Or, tsf.BitwiseFn_bitwise_or),
+    operator.xor: _bits(lambda a, b: sympy.Not(_eq(a, b)), tsf.BitwiseFn_bitwise_xor),
     operator.not_: lambda a: sympy.Not(_bool(a)),
-    operator.invert: lambda a: sympy.Not(_bool(a)),
+    operator.invert: lambda a: sympy.Not(a) if is_boolean(a) else -a - 1,
     operator.lshift: _arith(tsf.LShift),
     operator.rshift: _arith(tsf.RShift),
     math.trunc: _truncate,
     math.floor: lambda a: a if a.is_integer else tsf.FloorToInt(a),
     math.ceil: lambda a: a if a.is_integer else tsf.CeilToInt(a),
-    round: lambda a: a if a.is_integer else tsf.RoundToInt(a),
+    round: _round,
     math.sqrt: lambda a: tsf.OpaqueUnaryFn_sqrt(_float(a)),
     torch.sym_sqrt: lambda a: tsf.OpaqueUnaryFn_sqrt(_float(a)),
     torch.sym_float: _float,

@@ -14,6 +14,7 @@ from torch import Tensor, randn
 from torch.export import Dim, export
 
 import dhlo
+from dhlo.errors import CompileError, ContractError
 from dhlo.frontend.dims import Dims
 from dhlo.ir.symbols import FloorDiv, symbol
 from tests.frontend.test_counted_sizes import Calls
@@ -127,3 +128,51 @@ def test_guards_have_all_their_digits() -> None:
     x = randn(1600)
     model = dhlo.compile(export(Resampled(), (x,), dynamic_shapes=({0: A},)))
     assert torch.equal(model(x), 2 * x[:581])
+
+
+NUMBERS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
+    "bits": lambda x, n, m: x * (n & 12) + (n | 9) + (n & m | 5) + (-n & 7),
+    "bits of sizes": lambda x, n, m: x[: n & 12] + 1,
+    "truths": lambda x, n, m: x * 2 if (n > 3) & (m > 2) | (n == 5) else x,
+    "remainders": lambda x, n, m: x.double() * ((n * 1.25) % 3) + (n * 0.1) % 0.5,
+    "remainders of sizes": lambda x, n, m: x[: math.floor((n * 1.5) % 7)] + 1,
+    "lerp": lambda x, n, m: torch.lerp(x, x * 2, n * 0.01),
+}
+
+
+class Numbers(torch.nn.Module):
+    def __init__(self, f: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x, y):
+        return self.f(x, x.shape[0], y.shape[0])
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_made_of_sizes(name: str) -> None:
+    program = export(Numbers(NUMBERS[name]), (randn(30), randn(17)), dynamic_shapes=({0: A}, {0: A}))
+    model, theirs, refused = dhlo.compile(program), program.module(), 0
+    for n, m in ((30, 17), (49, 3), (9, 60), (51, 18), (14, 6), (127, 128), (31, 30)):
+        args = (randn(n), randn(m))
+        try:
+            want = theirs(*args)
+        except AssertionError:  # a condition of the trace
+            refused += 1
+            with pytest.raises(ContractError):
+                model(*args)
+        else:
+            torch.testing.assert_close(model(*args), want, rtol=1e-6, atol=1e-6)
+    assert refused < 4
+
+
+@pytest.mark.parametrize(
+    ("f", "what"),
+    [
+        (lambda x, n, m: x * round(n * 0.37, 1), "a size is rounded to decimal places"),
+        (lambda x, n, m: x * (n % 0.3), "the remainder of a size by 0.3"),
+    ],
+)
+def test_numbers_that_no_host_computes_are_refused(f: Any, what: str) -> None:
+    with pytest.raises(CompileError, match=rf"{what}(?s:.*)of tensors(?s:.*)test_sizes_as_written"):
+        dhlo.compile(export(Numbers(f), (randn(30), randn(17)), dynamic_shapes=({0: A}, {0: A})))

@@ -271,6 +271,27 @@ def test_images(tmp_path):
 
 
 @pytest.mark.slow
+def test_images_whose_features_are_one_tensor():
+    vision = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=4)
+    torch.manual_seed(0)
+    config = hf.AyaVisionConfig(
+        vision_config={**vision, "model_type": "siglip_vision_model"},
+        text_config={**COMMON, "model_type": "llama"},
+        image_token_index=98,
+        downsample_factor=2,
+        vision_feature_layer=-1,
+    )
+    model = hf.AyaVisionForConditionalGeneration(config).eval()
+    images, said = torch.randn(1, 3, 16, 16), torch.randint(3, 98, (1, 6))
+    ids = torch.cat([torch.full((1, 4), 98), said], 1)
+    calls = [{"input_ids": ids, "pixel_values": images}, {"input_ids": said}]
+    calls = [{**call, "max_new_tokens": 8, "do_sample": False} for call in calls]
+    want = generated(model, calls)
+    compile_decoder(model)
+    assert all(map(torch.equal, generated(model, calls), want))
+
+
+@pytest.mark.slow
 def test_models_that_see_otherwise_are_compiled_for_text(caplog):
     torch.manual_seed(0)
     text = {**COMMON, "head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}

@@ -259,4 +259,7 @@ _RULES: dict[type, Callable[[SizeEmitter, sympy.Basic], V]] = {
     tsf.OpaqueUnaryFn_sqrt: lambda s, e: s.fn.unary("sqrt", s.real(e.args[0])),
     tsf.LShift: lambda s, e: s.fn.shl(s.emit(e.args[0]), s.emit(e.args[1])),
     tsf.RShift: lambda s, e: s.fn.shr(s.emit(e.args[0]), s.emit(e.args[1])),
+    tsf.BitwiseFn_bitwise_and: lambda s, e: s._fold(e, s.fn.and_),
+    tsf.BitwiseFn_bitwise_or: lambda s, e: s._fold(e, s.fn.or_),
+    tsf.BitwiseFn_bitwise_xor: lambda s, e: s._fold(e, s.fn.xor),
 }

@@ -87,6 +87,9 @@ _FUNCTIONS: dict[str, Function] = {
     "Not": Function(sympy.Not, 1, 1, truth=True),
     "shl": Function(tsf.LShift, 2, 2, grows=True),
     "shr": Function(tsf.RShift, 2, 2, grows=True),
+    "bitand": Function(tsf.BitwiseFn_bitwise_and, 2, 2),
+    "bitor": Function(tsf.BitwiseFn_bitwise_or, 2, 2),
+    "bitxor": Function(tsf.BitwiseFn_bitwise_xor, 2, 2),
 }
 
 
@@ -157,6 +160,15 @@ class _Printer(StrPrinter):  # type: ignore[misc]
 
     def _print_LShift(self, e: sympy.Expr) -> str:
         return self._call("shl", *e.args)
+
+    def _print_BitwiseFn_bitwise_and(self, e: sympy.Expr) -> str:
+        return self._call("bitand", *e.args)
+
+    def _print_BitwiseFn_bitwise_or(self, e: sympy.Expr) -> str:
+        return self._call("bitor", *e.args)
+
+    def _print_BitwiseFn_bitwise_xor(self, e: sympy.Expr) -> str:
+        return self._call("bitxor", *e.args)
 
     def _print_RShift(self, e: sympy.Expr) -> str:
         return self._call("shr", *e.args)

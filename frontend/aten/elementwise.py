@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import sympy
 import torch
 
 from dhlo.frontend.builder import OpBuilder, Operand, Value
@@ -347,6 +348,8 @@ def _lerp(b: OpBuilder, x: Value, y: Value, weight: Operand) -> Value:
             near = b.ew(ew.Lt, b.op(ew.Abs, [weight]), 0.5)
             d = b.sub(y, x)
             return b.select(near, b.add(x, b.mul(weight, d)), b.sub(y, b.mul(d, b.sub(1.0, weight))))
+        if isinstance(weight, sympy.Basic):
+            return f(x, y, b.full([], weight, b.dtype(x)))
         if abs(weight) < 0.5:
             return b.add(x, b.mul(b.sub(y, x), weight))
         return b.sub(y, b.mul(b.sub(y, x), 1 - weight))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
+import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.errors import CompileError
@@ -297,3 +298,16 @@ _NATIVE: dict[Any, Any] = {
 for _op, _rule in _NATIVE.items():
     lowers(_op)(_rule)
     COMPLEX[_op] = _rule
+
+
+@lowers(A.fft_fftfreq.default)
+def _fftfreq(b: OpBuilder, n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
+    """0, 1, ... and, from the middle on, ..., -2, -1, over n d. (torch.export takes n for a constant.)"""
+    i = b.iota([n], 0, "i64")
+    i = b.select(b.ew(ew.Lt, i, (n + 1) // 2), i, b.sub(i, n))
+    return b.mul(b.convert(i, dtype or torch.get_default_dtype()), 1.0 / (n * d))
+
+
+@lowers(A.fft_rfftfreq.default)
+def _rfftfreq(b: OpBuilder, n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
+    return b.mul(b.convert(b.iota([n // 2 + 1], 0, "i64"), dtype or torch.get_default_dtype()), 1.0 / (n * d))

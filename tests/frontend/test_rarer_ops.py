@@ -88,6 +88,15 @@ CASES: dict[str, Any] = {
         ),
         [[rn(2, 20)], [rn(1, 9)], [rn(3, 301)]],
     ),
+    "frequencies": (
+        lambda x: (
+            torch.fft.fftfreq(12) + x[:, :1],
+            torch.fft.fftfreq(5, d=0.3, dtype=torch.float64) * x[:, :1],
+            torch.fft.rfftfreq(9, d=2) - x[:, :1],
+            torch.fft.rfftfreq(8) + x[:, :1],
+        ),
+        [[rn(2, 20)], [rn(1, 1)], [rn(3, 301)]],
+    ),
     "signals of spectra": (
         lambda x: (
             _signal(x, 8, 3, 6, torch.hann_window(6)),

@@ -51,15 +51,23 @@ def _pad(b: OpBuilder, x: Value, pad: Sequence[Any], mode: str = "constant", val
         return _constant_pad(b, x, pad, value or 0)
     low, high = amounts(b, x, pad)
     for d, (lo, hi) in enumerate(zip(low, high, strict=True)):
-        if lo == 0 and hi == 0:
-            continue
-        x = b.take(x, [padded_places(b, b.shape(x)[d], lo, hi, mode)], [d], d)
+        n = b.shape(x)[d]
+        if not (b.dims.nonnegative(lo) and b.dims.nonnegative(hi)):  # what may cut something off
+            x = b.take(x, [padded_places(b, n, -lo, lo + n + hi, mode)], [d], d)
+        else:
+            ends = [(-lo, lo), (0, n), (n, hi)]
+            x = b.concat([_repeated(b, x, d, start, count, mode) for start, count in ends if count != 0], d)
     return x
 
 
-def padded_places(b: OpBuilder, n: sympy.Expr, low: Any, high: Any, mode: str) -> Value:
-    """Which of n elements each element of the padded dim repeats."""
-    i = b.iota([low + n + high], 0, "i64", start=-low)
+def _repeated(b: OpBuilder, x: Value, d: int, start: Any, count: Any, mode: str) -> Value:
+    """`count` elements of padded dim d, from number `start` on: these are x itself, or come from within it."""
+    return x if start == 0 else b.take(x, [padded_places(b, b.shape(x)[d], start, count, mode)], [d], d)
+
+
+def padded_places(b: OpBuilder, n: sympy.Expr, start: Any, count: Any, mode: str) -> Value:
+    """Which of n elements each of `count` elements of the padded dim repeats, from number `start` on, the first of them being 0."""
+    i = b.iota([count], 0, "i64", start=start)
     if mode == "reflect":
         return b.sub(n - 1, b.op(ew.Abs, [b.sub(n - 1, b.op(ew.Abs, [i]))]))
     if mode == "replicate":

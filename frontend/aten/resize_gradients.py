@@ -37,7 +37,7 @@ def _padding(mode: str) -> Any:
         def f(g: Value) -> Value:
             for d, (own, low, high) in enumerate(zip(b.shape(x), *amounts(b, x, pad), strict=True)):
                 if (low, high) != (0, 0):
-                    g = _sent_back(b, g, d, own, padded_places(b, own, low, high, mode))
+                    g = _sent_back(b, g, d, own, padded_places(b, own, -low, low + own + high, mode))
             return g
 
         return b.in_f32(f, grad)

@@ -1,7 +1,8 @@
 """Discrete Fourier transforms of any length along a dim: Stockham's algorithm, a vector of lines side by side.
 
 A line of n = p1 p2 ... elements takes one stage a factor: 4, 3 and 2 have butterflies of their own, another prime p takes
-p products an element. Roots of unity and factors come in a table, constant for static n and made by a kernel otherwise.
+p products an element. Where one is large, a line is multiplied by a chirp and convolved with another, by two transforms of a power
+of two. Factors, roots of unity and chirps come in a table (`table.py`), constant for static n and made by a kernel otherwise.
 """
 
 from __future__ import annotations
@@ -9,102 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import numpy.typing as npt
-import sympy
-
-from dhlo.codegen.elementwise import vmath
 from dhlo.codegen.elementwise.index import Index
+from dhlo.codegen.families.fft.table import CHIRPED, HEADER, LENGTH, Complex, inner_length, times
 from dhlo.codegen.families.kernel import Launch, finish
-from dhlo.codegen.families.lines import Lines, OpKernel, block_count, blocks_across, while_loop
+from dhlo.codegen.families.lines import Lines, OpKernel, block_count, blocks_across
 from dhlo.codegen.families.lowering import Lowering
-from dhlo.codegen.kernel_ir.builder import BITS, F64, I64, PTR, Fn, KernelModule, V
-from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, V
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 from dhlo.ir.dialect import Op, attr
 from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import ceil_div
 from dhlo.ir.types import from_mlir
 
-__all__ = ["emit_fft_table", "fft_table", "fft_table_bytes", "lower_fft", "table_scratch"]
-
-HEADER = 64  # words before the roots: the number of factors, then the factors
-FINE = 64  # roots computed one by one; the others are products of one of these and one of every FINE-th
-
-Complex = tuple[V, V]
-
-
-def fft_table_bytes(n: sympy.Expr, real: str) -> sympy.Expr:
-    """Size of the table of a length: header, then cos and -sin of 2 pi k / n for all k."""
-    return HEADER * 8 + 2 * n * (BITS[real] // 8)
-
-
-def fft_table(n: int, real: str) -> npt.NDArray[np.uint8]:
-    """The table of a static length."""
-    factors, rest = [], n
-    for p in (4, 2, *range(3, n + 1, 2)):
-        while rest > 1 and rest % p == 0:
-            factors.append(p)
-            rest //= p
-    header = np.zeros(HEADER, np.int64)
-    header[0], header[1 : 1 + len(factors)] = len(factors), factors
-    angle = 2 * np.pi * np.arange(n) / max(n, 1)
-    roots = np.concatenate([np.cos(angle), -np.sin(angle)]).astype({"f32": np.float32, "f64": np.float64}[real])
-    return np.concatenate([header.view(np.uint8), roots.view(np.uint8)])
-
-
-def emit_fft_table(module: KernelModule, real: str) -> str:
-    """Emits (once) the kernel that makes a table at run time: (table, n), one item, `table_scratch(n)` bytes
-    of scratch."""
-    name = f"fft_table_{real}"
-    if name in module.functions:
-        return name
-    fn = kernel_fn(module, name)
-    table, n = load_args(fn, [PTR, I64])
-
-    def divide(state: Sequence[V]) -> list[V]:
-        rest, count, p = state
-
-        def found() -> list[V]:
-            fn.store(p, fn.gep(table, fn.add(count, 1), I64))
-            return [fn.divu(rest, p), fn.add(count, 1), p]
-
-        def other() -> list[V]:
-            nxt = fn.select(fn.cmp("eq", p, 4), 2, fn.select(fn.cmp("eq", p, 2), 3, fn.add(p, 2)))
-            prime = fn.and_(fn.cmp("gt", fn.mul(nxt, nxt), rest), fn.cmp("ne", nxt, 2))
-            return [rest, count, fn.select(prime, rest, nxt)]
-
-        return fn.if_else(fn.cmp("eq", fn.remu(rest, p), 0), found, other, [I64] * 3)
-
-    end = while_loop(fn, [n, fn.const(0, I64), fn.const(4, I64)], lambda s: fn.cmp("gt", s[0], 1), divide)
-    fn.store(end[1], table)
-    turn = fn.div(fn.const(2 * np.pi, F64), fn.cast(n, F64))
-    near, far = fn.args[4], fn.gep(fn.args[4], 2 * FINE, F64)
-    coarse = fn.ceildivu(n, FINE)
-    for array, count, step in ((near, fn.const(FINE, I64), 1), (far, coarse, FINE)):
-        with fn.loop(0, count) as lp:
-            angle = fn.mul(fn.cast(fn.mul(lp.iv, step), F64), turn)
-            at = fn.mul(lp.iv, 2)
-            fn.store(vmath.call(fn, "cos", angle), fn.gep(array, at, F64))
-            fn.store(fn.neg(vmath.call(fn, "sin", angle)), fn.gep(array, fn.add(at, 1), F64))
-    cos = fn.gep(table, HEADER, I64)
-    with fn.loop(0, n) as lp:
-        a, b = (fn.mul(i, 2) for i in (fn.remu(lp.iv, FINE), fn.divu(lp.iv, FINE)))
-        x, y = ((fn.load(fn.gep(p, i, F64), F64), fn.load(fn.gep(p, fn.add(i, 1), F64), F64)) for p, i in ((near, a), (far, b)))
-        re, im = _times(fn, x, y)
-        fn.store(fn.cast(re, real), fn.gep(cos, lp.iv, real))
-        fn.store(fn.cast(im, real), fn.gep(cos, fn.add(n, lp.iv), real))
-    fn.done()
-    return name
-
-
-def table_scratch(n: sympy.Expr) -> sympy.Expr:
-    """Scratch bytes of the table kernel."""
-    return 16 * (FINE + ceil_div(n, FINE))
-
-
-def _times(fn: Fn, a: Complex, b: Complex) -> Complex:
-    return fn.sub(fn.mul(a[0], b[0]), fn.mul(a[1], b[1])), fn.add(fn.mul(a[0], b[1]), fn.mul(a[1], b[0]))
+__all__ = ["lower_fft"]
 
 
 class _Fft(OpKernel):
@@ -122,15 +40,21 @@ class _Fft(OpKernel):
         self.n = self.size(self.lines.n)
         self.table = fn.entry_load(fn.args[0], 0, PTR)
         self.cos = fn.gep(self.table, HEADER, I64)
-        step = fn.mul(self.n, fn.lanes)
+        self.length = fn.load(fn.gep(self.table, LENGTH, I64), I64)  # of what all stages transform
+        step = fn.mul(self.length, fn.lanes)
         self.buffers = [self.scratch]
         for _ in range(3):
             self.buffers.append(fn.gep(self.buffers[-1], step, self.real))
 
     def root(self, k: V) -> Complex:
-        """exp(-2 pi i k / n), or its conjugate for the inverse."""
+        """exp(-2 pi i k / length), or its conjugate for the inverse."""
+        return self.listed(self.fn.const(0, I64), self.length, k)
+
+    def listed(self, start: V, count: V, k: V) -> Complex:
+        """Element k of `count` complex numbers of the table, or its conjugate for the inverse."""
         fn = self.fn
-        re, im = (fn.load(fn.gep(self.cos, i, self.real), self.real) for i in (k, fn.add(self.n, k)))
+        at = fn.add(start, k)
+        re, im = (fn.load(fn.gep(self.cos, i, self.real), self.real) for i in (at, fn.add(at, count)))
         return fn.splat(re), fn.splat(fn.neg(im) if self.inverse else im)
 
     def get(self, buffers: Sequence[V], i: V) -> Complex:
@@ -159,7 +83,7 @@ class _Fft(OpKernel):
 
             blocks_across(self, lines, body)
             count = block_count(lines, fn.lanes)
-        scratch = 4 * fn.lanes * (BITS[self.real] // 8) * lines.n
+        scratch = 4 * fn.lanes * (BITS[self.real] // 8) * inner_length(lines.n)
         return Launch(finish(self, "fft"), self.args.slots, count, lines.n * fn.lanes * 8, scratch)
 
     def transform(self, place: Callable[[V], Index], left: V | None = None, first: V | None = None) -> None:
@@ -174,7 +98,7 @@ class _Fft(OpKernel):
             at = place(lp.iv)
             x = [em.load_memory(p, self.dtype, at) for p in self.src]
             self.put(self.buffers[:2], lp.iv, (x[0], x[1]))
-        out = self.stages()
+        out = self.transformed()
         if first is not None and left is not None:
             self.blocks_out(out, whole, first, left)
         with fn.loop(whole, self.n) as lp, em.scope(None if left is None else fn.tail_mask(left)):
@@ -202,14 +126,40 @@ class _Fft(OpKernel):
                     with fn.when(fn.cmp("lt", fn.const(r, I64), left)):
                         em.store(x, dst, self.dtype, Index(fn.add(fn.mul(fn.add(first, r), self.n), lp.iv), 1))
 
-    def stages(self) -> Sequence[V]:
-        """All stages; returns the buffers that hold the result."""
+    def transformed(self) -> Sequence[V]:
+        """The buffers that hold the transform of what is in the first ones: by all stages, or, of a length that isn't theirs, by
+        all of them twice, between chirps."""
+        fn = self.fn
+        chirped = fn.load(fn.gep(self.table, CHIRPED, I64), I64)
+        twice = fn.cmp("ne", chirped, 0)
+        chirp, spectrum = fn.mul(self.length, 2), fn.mul(fn.add(self.length, self.n), 2)
+        with fn.when(twice):
+            with fn.loop(0, self.n) as lp:
+                self.put(self.buffers[:2], lp.iv, times(fn, self.get(self.buffers[:2], lp.iv), self.listed(chirp, self.n, lp.iv)))
+            zero = fn.const(0, fn.vec(self.real))
+            with fn.loop(self.n, self.length) as lp:
+                self.put(self.buffers[:2], lp.iv, (zero, zero))
+        with fn.loop(0, fn.add(chirped, 1), 1, self.buffers) as turn:
+            buffers = self.stages(turn.carried)
+            out, again = buffers[:2], fn.cmp("eq", turn.iv, 0)
+            with fn.when(twice):  # the conjugate's transform is the conjugate of the inverse
+                start, count = (fn.select(again, x, y) for x, y in ((spectrum, chirp), (self.length, self.n)))
+                with fn.loop(0, count) as lp:
+                    re, im = self.get(out, lp.iv)
+                    x = (re, fn.select(again, im, fn.neg(im)))
+                    re, im = times(fn, x, self.listed(start, count, lp.iv))
+                    self.put(out, lp.iv, (re, fn.select(again, fn.neg(im), im)))
+            turn.yield_(*buffers)
+        return turn.results[:2]
+
+    def stages(self, buffers: Sequence[V]) -> list[V]:
+        """All stages; returns the buffers that hold the result, then the others."""
         fn = self.fn
         one = fn.const(1, I64)
-        with fn.loop(0, fn.load(self.table, I64), 1, [self.n, one, *self.buffers]) as lp:
-            current, stride, *buffers = lp.carried
+        with fn.loop(0, fn.load(self.table, I64), 1, [self.length, one, *buffers]) as lp:
+            current, stride, *held = lp.carried
             p = fn.load(fn.gep(self.table, fn.add(lp.iv, 1), I64), I64)
-            args = (p, current, stride, buffers[:2], buffers[2:])
+            args = (p, current, stride, held[:2], held[2:])
 
             def case(width: int) -> Callable[[], list[V]]:
                 def run() -> list[V]:
@@ -225,14 +175,14 @@ class _Fft(OpKernel):
                 return fn.if_else(fn.cmp("eq", p, 3), case(3), two, [])
 
             fn.if_else(fn.cmp("eq", p, 4), case(4), three, [])
-            lp.yield_(fn.divu(current, p), fn.mul(stride, p), *buffers[2:], *buffers[:2])
-        return lp.results[2:4]
+            lp.yield_(fn.divu(current, p), fn.mul(stride, p), *held[2:], *held[:2])
+        return list(lp.results[2:])
 
     # ------------------------------------------------------------------ stages
     def stage(self, width: int, p: V, current: V, stride: V, src: Sequence[V], dst: Sequence[V]) -> None:
         """Splits transforms of length `current` into p of length current / p; width 0 is for any p."""
         fn = self.fn
-        m, turn = fn.divu(current, p), fn.divu(self.n, current)
+        m, turn = fn.divu(current, p), fn.divu(self.length, current)
         with fn.loop(0, m) as row:
             twiddles = [self.root(fn.mul(fn.mul(row.iv, j), turn)) for j in range(1, width)]
             with fn.loop(0, stride) as lp:
@@ -246,7 +196,7 @@ class _Fft(OpKernel):
                 if width:
                     outs = self.butterfly([read(k) for k in range(width)])
                     for j, x in enumerate(outs):
-                        write(j, _times(fn, x, twiddles[j - 1]) if j else x)
+                        write(j, times(fn, x, twiddles[j - 1]) if j else x)
                 else:
                     self.products(p, fn.mul(row.iv, turn), read, write)
 
@@ -269,15 +219,15 @@ class _Fft(OpKernel):
 
     def products(self, p: V, turn: V, read: Callable[[V | int], Complex], write: Callable[[V | int, Complex], None]) -> None:
         """A transform of p elements by definition."""
-        fn, per = self.fn, self.fn.divu(self.n, p)
+        fn, per = self.fn, self.fn.divu(self.length, p)
         zero = fn.const(0, fn.vec(self.real))
         with fn.loop(0, p) as out:
             with fn.loop(0, p, 1, [zero, zero, fn.const(0, I64)]) as lp:
                 re, im, k = lp.carried
-                x = _times(fn, read(lp.iv), self.root(fn.mul(k, per)))
+                x = times(fn, read(lp.iv), self.root(fn.mul(k, per)))
                 nxt = fn.add(k, out.iv)
                 lp.yield_(fn.add(re, x[0]), fn.add(im, x[1]), fn.select(fn.cmp("ge", nxt, p), fn.sub(nxt, p), nxt))
-            write(out.iv, _times(fn, (lp.results[0], lp.results[1]), self.root(fn.mul(turn, out.iv))))
+            write(out.iv, times(fn, (lp.results[0], lp.results[1]), self.root(fn.mul(turn, out.iv))))
 
 
 def lower_fft(low: Lowering, group: Group, op: Op, number: int) -> Launch:

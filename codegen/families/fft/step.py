@@ -10,7 +10,8 @@ import sympy
 
 from dhlo.codegen.elementwise.emit import Slot
 from dhlo.codegen.families.family import Family
-from dhlo.codegen.families.fft.fft import emit_fft_table, fft_table, fft_table_bytes, lower_fft, table_scratch
+from dhlo.codegen.families.fft.fft import lower_fft
+from dhlo.codegen.families.fft.table import emit_fft_table, fft_table, fft_table_bytes, table_scratch
 from dhlo.codegen.families.kernel import Launch
 from dhlo.codegen.families.lowering import Lowering, anchor_of
 from dhlo.ir.dialect import Kind, attr

@@ -1,0 +1,74 @@
+"""Fourier transforms of lengths with large prime factors, which go by two transforms of a power of two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export import Dim, export
+
+import dhlo
+from dhlo.codegen.families.fft.table import inner_length
+from dhlo.ir.symbols import evaluate, parse, show, symbol
+
+A: Any = Dim.AUTO
+LENGTHS = (100, 1, 2, 61, 64, 67, 71, 128, 131, 134, 3 * 67, 402, 67 * 67, 1009, 2347, 3 * 5 * 211)
+FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "forward": lambda x: torch.view_as_real(torch.fft.fft(x)),
+    "inverse": lambda x: torch.view_as_real(torch.fft.ifft(torch.complex(x, x.flip(-1)), norm="ortho")),
+    "real": lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=x.shape[-1]),
+    "rows": lambda x: torch.view_as_real(torch.fft.fft(x.T, dim=0)),
+    "two dims": lambda x: torch.view_as_real(torch.fft.fft2(x[None].expand(2, *x.shape))),
+}
+
+
+class Fn(torch.nn.Module):
+    def __init__(self, f: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x):
+        return self.f(x)
+
+
+def agrees(got: Tensor, x: Tensor, f: Callable[[Tensor], Tensor]) -> None:
+    """To the rounding of some more operations than PyTorch's, beside double precision."""
+    exact, eps = f(x.double()), torch.finfo(x.dtype).eps * (1 if x.dtype == torch.float32 else 4)  # which is rounded, too
+    assert got.shape == exact.shape and got.dtype == x.dtype
+    assert (got - exact).abs().max() <= 8 * eps * exact.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_lengths_of_the_call(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = dhlo.compile(export(Fn(FORMS[name]), (torch.randn(3, 100, dtype=dtype),), dynamic_shapes=({0: A, 1: A},)))
+    for k, n in enumerate(LENGTHS):
+        x = torch.randn((1, 2, 17)[k % 3], n, dtype=dtype)
+        agrees(model(x), x, FORMS[name])
+    assert model(torch.zeros(0, 67, dtype=dtype)).numel() == 0
+
+
+@pytest.mark.parametrize("n", [1, 67, 134, 1009])
+def test_static_lengths(n: int) -> None:
+    for name in ("forward", "inverse"):
+        x = torch.randn(5, n)
+        model = dhlo.compile(export(Fn(FORMS[name]), (x,), dynamic_shapes=({0: A},)))
+        for rows in (5, 1, 19):
+            agrees(model(y := torch.randn(rows, n)), y, FORMS[name])
+
+
+def test_room_for_a_line() -> None:
+    """What the host program works out says the same as the factors."""
+    n = symbol("s0")
+    room = inner_length(n)
+    assert parse(show(room)) == room
+    for k in range(1, 3000):
+        p = max((p for p in range(2, k + 1) if k % p == 0 and all(p % q for q in range(2, int(p**0.5) + 1))), default=1)
+        assert evaluate(room, {"s0": k}) == (k if p < 64 else 4 * k)
+        inner = int(inner_length(parse(str(k))))
+        assert inner == k if p < 64 else 2 * k - 1 <= inner <= 4 * k
+    assert [evaluate(room, {"s0": k}) for k in (2**30, 3**19, 2**31 - 1)] == [2**30, 3**19, 4 * (2**31 - 1)]

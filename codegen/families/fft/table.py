@@ -1,8 +1,8 @@
 """Tables of Fourier transforms: how a length splits into factors, roots of unity, and what lengths with large prime factors need.
 
 Such a length n is transformed by Bluestein's algorithm (1970): with the chirp c_k = exp(-pi i k^2 / n),
-X_k = c_k sum_j (x_j c_j) conj(c_(k-j)), a convolution, which is done by two transforms of a power of two, M >= 2 n - 1. Its table has
-the factors and roots of M, the chirp, and the transform of the conjugate chirp, over M.
+X_k = c_k sum_j (x_j c_j) conj(c_(k-j)), a convolution, which is done by two transforms of a power of two, M >= 2 n - 1. Its table
+has the factors and roots of M, the chirp, and the transform of the conjugate chirp, over M.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
         lo = fn.mul(em.position(block), BLOCK)
         hi = fn.min(fn.add(lo, BLOCK), fn.i64(em.size(shape[lane])))
         if turned is None:
-            _by_pieces(k, shape, lane, lo, hi, lambda i: store({**at, lane: i}))
+            _by_parts(k, shape, lane, lo, hi, lambda i: store({**at, lane: i}))
         else:
             start = fn.mul(em.position(at.pop(turned.dim)), fn.lanes)
             with fn.loop(lo, hi, fn.lanes) as lp, em.scope():
@@ -102,7 +102,7 @@ def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
     return Launch(finish(k, "loops"), k.args.slots, product(sizes), work, scratch, k.lookups)
 
 
-def _by_pieces(k: GroupKernel, shape: tuple[sympy.Expr, ...], lane: int, lo: V, hi: V, body: Callable[[Index], None]) -> None:
+def _by_parts(k: GroupKernel, shape: tuple[sympy.Expr, ...], lane: int, lo: V, hi: V, body: Callable[[Index], None]) -> None:
     """Runs `body` over [lo, hi) a vector at a time; where more than a few tensors are joined there, in a loop for each of them."""
     em, fn = k.em, k.fn
     elements: Elements = em

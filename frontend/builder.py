@@ -186,6 +186,8 @@ class OpBuilder:
         """An elementwise op on promoted, broadcast operands. Reduced floats meet scalars in f32, as ATen computes
         them."""
         d = self.as_dtype(dtype or self.result_type(*xs))
+        if cls in _DIVISIONS and d.is_int and not self.is_tensor(xs[1]) and _wrapped(xs[1], d) == 0:
+            raise CompileError(f"integers are divided by {xs[1]}, which is 0 as {d}")
         if d.name in ("f16", "bf16") and not all(self.is_tensor(x) for x in xs):
             y = self.op(cls, self.together(*xs, dtype="f32"))
             return y if from_mlir(y).dtype.is_bool else self.convert(y, d)
@@ -457,6 +459,9 @@ def _text(value: Any, dtype: DType) -> str:
     if not fits:
         raise CompileError(f"{value} is no {dtype}")
     return str(_wrapped(int(value), dtype))
+
+
+_DIVISIONS = (elementwise.FloorDiv, elementwise.TruncDiv, elementwise.Remainder, elementwise.Fmod)
 
 
 def _bounds(dtype: DType) -> tuple[int, int]:

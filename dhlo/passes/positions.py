@@ -88,8 +88,10 @@ def line_of(v: Any, positions: Any = None) -> tuple[int, sympy.Expr] | None:
     if positions is not None and v == positions:
         return 0, sympy.Integer(0)
     op = defining(v)
+    if from_mlir(v).dtype.name not in ("i32", "i64"):  # narrower numbers wrap
+        return None
     match op:
-        case Iota() if attr(op, "step") == "1" and from_mlir(v).dtype.is_int:
+        case Iota() if attr(op, "step") == "1":
             return attr(op, "dim"), parse(attr(op, "start"))
         case Broadcast():
             line = line_of(op.operands[0], positions)

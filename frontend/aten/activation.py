@@ -26,7 +26,7 @@ def _relu6(b: OpBuilder, x: Value) -> Value:
 @lowers(A.hardtanh.default)
 def _hardtanh(b: OpBuilder, x: Value, low: float = -1.0, high: float = 1.0) -> Value:
     if b.dtype(x).is_int:
-        low, high = int(low), int(high)
+        low, high = (b.held(int(v), b.dtype(x)) for v in (low, high))
     return b.minimum(b.maximum(x, low), high)
 
 
@@ -121,7 +121,7 @@ def _hardswish(b: OpBuilder, x: Value) -> Value:
 
 @lowers(A.threshold.default)
 def _threshold(b: OpBuilder, x: Value, threshold: float, value: float) -> Value:
-    return b.select(b.ew(ew.Le, x, threshold), value, x, dtype=b.dtype(x))
+    return b.select(b.ew(ew.Le, x, b.held(threshold, b.dtype(x))), value, x, dtype=b.dtype(x))
 
 
 @lowers(A.softshrink.default)

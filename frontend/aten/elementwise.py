@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 
+from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.compat import aten as A
 from dhlo.frontend.compat import prims
@@ -153,7 +154,7 @@ def _nan_to_num(
 def _scaled(b: OpBuilder, y: Operand, alpha: Any) -> Operand:
     if alpha == 1:
         return y
-    return b.mul(y, b.held(alpha, b.result_type(y, alpha))) if b.is_tensor(y) else y * alpha
+    return b.mul(y, alpha) if b.is_tensor(y) else y * alpha
 
 
 def _rounded_once(b: OpBuilder, f: Callable[..., Value], *xs: Operand) -> Value:
@@ -163,8 +164,14 @@ def _rounded_once(b: OpBuilder, f: Callable[..., Value], *xs: Operand) -> Value:
 
 
 def _with_multiple(b: OpBuilder, f: Callable[..., Value], x: Operand, y: Operand, alpha: Any) -> Value:
-    """f(x, alpha * y)."""
-    return f(x, y) if alpha == 1 else _rounded_once(b, lambda x, y: f(x, _scaled(b, y, alpha)), x, y)
+    """f(x, alpha * y), where f adds or subtracts; ATen adds, of what is subtracted its multiple by -alpha."""
+    if alpha == 1:
+        return f(x, y)
+    dtype = b.result_type(x, y)
+    if dtype.is_int and isinstance(alpha, float):
+        raise CompileError(f"integers times alpha={alpha}", hint="convert them to float32")
+    b.held(alpha if f == b.add else -alpha, dtype)
+    return _rounded_once(b, lambda x, y: f(x, _scaled(b, y, alpha)), x, y)
 
 
 @lowers(*_overloads("add"))
@@ -235,7 +242,12 @@ def _register_binary() -> None:
         return lambda b, x, y: b.ew(cls, x, y)
 
     def logical(cls: type[Op]) -> Callable[..., Value]:
-        return lambda b, x, y: b.ew(cls, b.convert(x, "i1"), b.convert(y, "i1"))
+        def of_truths(b: OpBuilder, x: Value, y: Value) -> Value:
+            common = b.result_type(x, y)  # in which one number's truth is that of its last bits
+            x, y = (b.convert(v, common) if b.dtype(v).is_int and common.is_int else v for v in (x, y))
+            return b.ew(cls, b.convert(x, "i1"), b.convert(y, "i1"))
+
+        return of_truths
 
     for name, cls in _BINARY.items():
         lowers(*_overloads(name))(rule(cls))
@@ -282,7 +294,10 @@ def _pow(b: OpBuilder, x: Operand, y: Operand) -> Value:
         known = _known_power(b, x, y)
         if known is not None:
             return known
-        y = b.held(y, b.result_type(x, y))
+        dtype = b.result_type(x, y)
+        if dtype.is_int and y < 0:
+            raise CompileError(f"integers to the power {y}", hint="convert them to float32")
+        y = b.held(y, dtype)
     return b.ew(ew.Pow, x, y)
 
 
@@ -359,6 +374,9 @@ def _lerp(b: OpBuilder, x: Value, y: Value, weight: Operand) -> Value:
 
 @lowers(A.addcmul.default)
 def _addcmul(b: OpBuilder, x: Value, y: Value, z: Value, *, value: Any = 1) -> Value:
+    dtype = b.result_type(x, y, z)
+    b.held(value, dtype)
+    value = int(value) if dtype.is_int and isinstance(value, float) else value
     return _rounded_once(b, lambda x, y, z: b.add(x, _scaled(b, b.mul(y, z), value)), x, y, z)
 
 

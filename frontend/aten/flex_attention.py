@@ -21,7 +21,7 @@ from dhlo.frontend.registry import higher_order
 from dhlo.ir.ops import elementwise as ew
 
 _NEW = {A.new_empty.default, A.new_full.default, A.new_ones.default, A.new_zeros.default}  # they take an element's dtype at most
-_LOOKED_UP = A.index.Tensor
+_OF_ONE_ELEMENT = {A.index.Tensor, A.full_like.default, A.ones_like.default, A.zeros_like.default}
 
 
 @higher_order(flex_attention)
@@ -69,7 +69,7 @@ def _at_each(b: OpBuilder, graph: Any, elements: Sequence[Value], buffers: Seque
         of_elements.add(node)
         single = all(x.dim() == 0 for x in pytree.tree_leaves(node.meta["val"]) if isinstance(x, torch.Tensor))
         pointwise = node.target in ELEMENTWISE or torch.Tag.pointwise in getattr(node.target, "tags", ())
-        if not single or not pointwise and node.target is not _LOOKED_UP:
+        if not single or not pointwise and node.target not in _OF_ONE_ELEMENT:
             raise CompileError(
                 f"a function of scores or positions calls {node.target}, which isn't an operator on single elements",
                 hint="compute it of whole tensors before, and look up its elements: table[head, query, key]",

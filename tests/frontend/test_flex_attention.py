@@ -58,6 +58,10 @@ def documents(m: Any, q: Any, k: Any, v: Any, lengths: Any) -> Any:
     return attend(q, k, v, lambda s, b, h, i, j: torch.where(m.documents[i] == m.documents[j], 2 * s, s - 1e9))
 
 
+def zeros(m: Any, q: Any, k: Any, v: Any, lengths: Any) -> Any:
+    return attend(q, k, v, lambda s, b, h, i, j: s + torch.where(j < lengths[b], torch.full_like(s, -0.5), torch.zeros_like(s)))
+
+
 def capped(m: Any, q: Any, k: Any, v: Any, lengths: Any) -> Any:
     return attend(q, k, v, lambda s, b, h, i, j: 5 * torch.tanh(s / 5), scale=0.7)
 
@@ -76,6 +80,7 @@ FORMS: dict[str, tuple[Callable[..., Any], tuple[int, int]]] = {  # with how man
     "hidden": (hidden, (1, 0)),
     "relative": (relative, (1, 0)),
     "capped": (capped, (1, 0)),
+    "zeros": (zeros, (1, 0)),
     "sums": (sums, (1, 1)),  # of rows, which attention doesn't give
     "documents": (documents, (0, 2)),
     "bent": (bent, (0, 2)),
@@ -211,3 +216,17 @@ def test_functions_of_more_than_elements_are_refused() -> None:
 
     with pytest.raises(CompileError, match=r"aten.index.Tensor, which isn't an operator on single(?s:.*)look up(?s:.*)test_flex"):
         dhlo.compile(exported(rows)[1])
+
+
+@pytest.mark.parametrize(("dtype", "by"), [(torch.uint8, -5), (torch.int8, 100), (torch.int32, -5), (torch.int64, 3)])
+def test_positions_that_wrap_are_no_causal_mask(dtype: torch.dtype, by: int) -> None:
+    class Wrapping(torch.nn.Module):
+        def forward(self, q, k, v):
+            i = torch.arange(q.shape[2], dtype=dtype)[:, None] + by
+            mask = i >= torch.arange(k.shape[2])
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+    module, sizes = Wrapping(), {0: Dim.AUTO, 2: Dim.AUTO}
+    args = inputs(2, 40, 40, torch.float32)[:3]
+    model = dhlo.compile(export(module, args, dynamic_shapes=(sizes, sizes, sizes)))
+    torch.testing.assert_close(model(*args), module(*args), rtol=1e-5, atol=1e-5)

@@ -17,6 +17,8 @@ from dhlo.errors import CompileError
 WRAPPED: dict[str, Callable[[Tensor], Any]] = {
     "compare": lambda x: (x < 300, x == 300, x > -1, x >= -1, x != 300, x <= 2**40),
     "arithmetic": lambda x: (x + 300, 300 - x, x * 300, x & 300, x ^ -1, x | 70000),
+    "negative": lambda x: (torch.sub(x, x, alpha=128), torch.rsub(x, x, alpha=-5), torch.addcmul(x, x, x, value=2.5)),
+    "truth": lambda x: (torch.logical_and(x, torch.tensor(256)), torch.logical_xor(torch.tensor(2**32), x)),
     "divide": lambda x: (x // 300, x % 300, torch.fmod(x, 300), torch.div(x, 300, rounding_mode="trunc"), x / 300),
     "size": lambda x: (x + 60 * x.shape[0], x < 60 * x.shape[0], x == 52 * x.shape[0]),
 }
@@ -29,6 +31,11 @@ ERRORS: dict[str, Callable[[Tensor], Any]] = {
     "full": lambda x: torch.full_like(x, 300),
     "alpha": lambda x: torch.add(x, x, alpha=300),
     "value": lambda x: torch.addcmul(x, x, x, value=300),
+    "alpha of a number": lambda x: torch.add(x, 5, alpha=300),
+    "float alpha": lambda x: torch.sub(x, x, alpha=2.5),
+    "float value": lambda x: torch.addcmul(x, x, x, value=300.0),
+    "hardtanh": lambda x: F.hardtanh(x, 0, 300),
+    "threshold": lambda x: F.threshold(x, 300, 2),
     "pad": lambda x: F.pad(x, (1, 1), value=300),
     "pad below": lambda x: F.pad(x, (1, 1), value=-200),
 }
@@ -60,10 +67,20 @@ def test_wrapped(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name: str, dtype: torch.dtype) -> None:
     x = torch.tensor([0, 5, 44, 100, 120], dtype=dtype)
-    with pytest.raises(RuntimeError, match="without overflow"):
+    with pytest.raises(RuntimeError, match="without overflow|must not be a floating point"):
         ERRORS[name](x)
-    with pytest.raises(CompileError, match=r"is no (i8|ui8)(?s:.*)test_numbers_beside_integers.py:\d+"):
+    with pytest.raises(CompileError, match=r"(is no (i8|ui8)|integers times alpha)(?s:.*)test_numbers_beside_integers.py:\d+"):
         dhlo.compile(exported(ERRORS[name], x))
+
+
+@pytest.mark.parametrize("f", [lambda x: x // 256, lambda x: x % 0, lambda x: torch.fmod(x, 512), lambda x: x**-1])
+def test_what_no_integer_is(f: Callable[[Tensor], Any]) -> None:
+    for dtype in (torch.int8, torch.uint8):
+        x = torch.tensor([0, 5, 44], dtype=dtype)
+        with pytest.raises((ZeroDivisionError, RuntimeError)):
+            f(x)
+        with pytest.raises(CompileError, match="which is 0 as|to the power -1"):
+            dhlo.compile(exported(f, x))
 
 
 def test_negative_numbers_of_bytes() -> None:

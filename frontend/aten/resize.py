@@ -54,15 +54,13 @@ def _pad(b: OpBuilder, x: Value, pad: Sequence[Any], mode: str = "constant", val
         n = b.shape(x)[d]
         if not (b.dims.nonnegative(lo) and b.dims.nonnegative(hi)):  # what may cut something off
             x = b.take(x, [padded_places(b, n, -lo, lo + n + hi, mode)], [d], d)
-        else:
-            ends = [(-lo, lo), (0, n), (n, hi)]
-            x = b.concat([_repeated(b, x, d, start, count, mode) for start, count in ends if count != 0], d)
+        else:  # what isn't repeated is copied as it lies
+            before, after = (
+                [b.take(x, [padded_places(b, n, start, count, mode)], [d], d)] if count != 0 else []
+                for start, count in ((-lo, lo), (n, hi))
+            )
+            x = b.concat([*before, x, *after], d)
     return x
-
-
-def _repeated(b: OpBuilder, x: Value, d: int, start: Any, count: Any, mode: str) -> Value:
-    """`count` elements of padded dim d, from number `start` on: these are x itself, or come from within it."""
-    return x if start == 0 else b.take(x, [padded_places(b, b.shape(x)[d], start, count, mode)], [d], d)
 
 
 def padded_places(b: OpBuilder, n: sympy.Expr, start: Any, count: Any, mode: str) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dhlo.ir.dialect import attr, build, defining, exprs
@@ -73,7 +73,7 @@ def _attention(op: Any, paged: bool) -> Any:
         given, sinks = joined
     elif not paged and not zeros:
         return None
-    found, t = _scores(given, exact=zeros), from_mlir(given)
+    found, t = _Reader(exact=zeros).scores(given), from_mlir(given)
     if found is None or t.rank != 4:
         return None
     return _built(op, found, t, sinks, exact=zeros)
@@ -94,10 +94,11 @@ def _built(op: Any, found: _Scores, scores: TensorType, sinks: Any, exact: bool)
     if len(dtypes) != 1 or "f64" in dtypes or not all(map(is_static, depths)) or from_mlir(v).rank != rank:
         return None
     batch, heads, rows, columns = scores.shape
-    if any(x.rank != 4 and x.shape[0] != batch * heads for x in (from_mlir(q), from_mlir(v))):
-        return None
     t = from_mlir(q)
-    sizes = [[batch, heads, rows, depths[0]], [batch, heads, columns, depths[1]], [batch, heads, columns, depths[2]]]
+    sizes = [(batch, heads, n, depth) for n, depth in zip((rows, columns, columns), depths, strict=True)]
+    for x, size in zip((q, k, v), sizes, strict=True):  # views between the ops may have regrouped heads
+        if from_mlir(x).shape not in (size, (batch * heads, *size[2:])):
+            return None
     operands = [_reshaped(x, t.with_shape(size)) for x, size in zip((q, k, v), sizes, strict=True)]
     narrow = t.dtype.name if not exact or all(from_mlir(x).dtype == t.dtype for x in found.added) else "f32"
     mask = together(found.bools, found.added, t.with_shape(scores.shape).with_dtype(narrow))
@@ -209,56 +210,65 @@ def _of_heads(v: Any) -> Any:
     return None
 
 
-def _scores(v: Any, exact: bool = False) -> _Scores | None:
-    """What scores are made of. `exact`: nothing but -inf hides a key."""
-    v = _plain(v)
-    op = defining(v)
-    match op:
-        case Matmul():
-            return _Scores(op)
-        case ew.Add():
-            for at, other in ((0, 1), (1, 0)):
-                found = _scores(op.operands[at], exact)
-                if found is not None:
-                    bools, added = ([], [op.operands[other]]) if exact else parts_of(op.operands[other])
-                    return replace(found, bools=(*found.bools, *bools), added=(*found.added, *added))
-        case ew.Sub():
-            found = _scores(op.operands[0], exact)
-            if found is not None:
-                return replace(found, added=(*found.added, build(ew.Neg, [op.operands[1]]).results[0]))
-        case ew.Select():
-            sees, left, right = op.operands
-            for hidden, rest in ((right, left), (left, right)):
-                hides_key = _number(hidden) == -math.inf if exact else hides(hidden)
-                found = _scores(rest, exact) if hides_key else None
-                if found is not None:
-                    sees = truth_of(sees)
-                    sees = sees if rest is left else build(ew.Not, [sees]).results[0]
-                    return replace(found, bools=(*found.bools, sees))
-        case ew.Mul() | ew.Div():
-            return _scaled(op, exact)
-    return None
+@dataclass(frozen=True)
+class _Reader:
+    """Reads what scores are made of. `exact`: nothing but -inf hides a key."""
 
+    exact: bool
+    known: dict[Any, _Scores | None] = field(default_factory=dict)
 
-def _scaled(op: Any, exact: bool) -> _Scores | None:
-    """Scores times a number, or tanh of scores times what they are capped by."""
-    x, factor = op.operands[0], _number(op.operands[1])
-    if factor is None and isinstance(op, ew.Mul):
-        x, factor = op.operands[1], _number(op.operands[0])
-    if not factor:
+    def scores(self, v: Any) -> _Scores | None:
+        v = _plain(v)
+        if v not in self.known:
+            self.known[v] = self._read(defining(v))
+        return self.known[v]
+
+    def _read(self, op: Any) -> _Scores | None:
+        match op:
+            case Matmul():
+                return _Scores(op)
+            case ew.Add():
+                for at, other in ((0, 1), (1, 0)):
+                    found = self.scores(op.operands[at])
+                    if found is not None:
+                        bools, added = ([], [op.operands[other]]) if self.exact else parts_of(op.operands[other])
+                        return replace(found, bools=(*found.bools, *bools), added=(*found.added, *added))
+            case ew.Sub():
+                found = self.scores(op.operands[0])
+                if found is not None:
+                    return replace(found, added=(*found.added, build(ew.Neg, [op.operands[1]]).results[0]))
+            case ew.Select():
+                sees, left, right = op.operands
+                for hidden, rest in ((right, left), (left, right)):
+                    hides_key = _number(hidden) == -math.inf if self.exact else hides(hidden)
+                    found = self.scores(rest) if hides_key else None
+                    if found is not None:
+                        sees = truth_of(sees)
+                        sees = sees if rest is left else build(ew.Not, [sees]).results[0]
+                        return replace(found, bools=(*found.bools, sees))
+            case ew.Mul() | ew.Div():
+                return self._scaled(op)
         return None
-    factor = 1 / factor if isinstance(op, ew.Div) else factor
-    inner = defining(_plain(x))
-    if isinstance(inner, ew.Tanh) and factor > 0:
-        found = _scores(inner.operands[0], exact)
-        if found is None or found.softcap or found.added or found.bools:
+
+    def _scaled(self, op: Any) -> _Scores | None:
+        """Scores times a number, or tanh of scores times what they are capped by."""
+        x, factor = op.operands[0], _number(op.operands[1])
+        if factor is None and isinstance(op, ew.Mul):
+            x, factor = op.operands[1], _number(op.operands[0])
+        if not factor:
             return None
-        return replace(found, scale=found.scale * factor, softcap=factor)
-    found = _scores(x, exact)
-    if found is None or found.softcap or factor < 0 and found.bools:
-        return None
-    added = tuple(_times(v, factor) for v in found.added)
-    return replace(found, scale=found.scale * factor, added=added)
+        factor = 1 / factor if isinstance(op, ew.Div) else factor
+        inner = defining(_plain(x))
+        if isinstance(inner, ew.Tanh) and factor > 0:
+            found = self.scores(inner.operands[0])
+            if found is None or found.softcap or found.added or found.bools:
+                return None
+            return replace(found, scale=found.scale * factor, softcap=factor)
+        found = self.scores(x)
+        if found is None or found.softcap or factor < 0 and found.bools:
+            return None
+        added = tuple(_times(v, factor) for v in found.added)
+        return replace(found, scale=found.scale * factor, added=added)
 
 
 def _times(v: Any, factor: float) -> Any:

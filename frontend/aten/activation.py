@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dhlo.frontend.aten.elementwise import clamp
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
@@ -26,8 +27,8 @@ def _relu6(b: OpBuilder, x: Value) -> Value:
 @lowers(A.hardtanh.default)
 def _hardtanh(b: OpBuilder, x: Value, low: float = -1.0, high: float = 1.0) -> Value:
     if b.dtype(x).is_int:
-        low, high = (b.held(int(v), b.dtype(x)) for v in (low, high))
-    return b.minimum(b.maximum(x, low), high)
+        low, high = int(low), int(high)
+    return clamp(b, x, low, high)
 
 
 @lowers(A.leaky_relu.default)

@@ -397,21 +397,25 @@ def _masked_fill(b: OpBuilder, x: Value, mask: Value, value: Operand) -> Value:
 
 
 @lowers(A.clamp.default, A.clip.default, A.clamp.Tensor, A.clip.Tensor)
-def _clamp(b: OpBuilder, x: Value, min: Operand = None, max: Operand = None) -> Value:
+def clamp(b: OpBuilder, x: Value, min: Operand = None, max: Operand = None) -> Value:
     d = b.result_type(*[v for v in (x, min, max) if v is not None])
-    if min is not None:
+    x = b.convert(x, d)
+    least, most = (torch.iinfo(d.torch).min, torch.iinfo(d.torch).max) if d.is_int else (None, None)
+    if min is not None and not (isinstance(min, int) and least is not None and min <= least):
         x = b.ew(ew.Maximum, x, b.held(min, d), dtype=d)
-    return x if max is None else b.ew(ew.Minimum, x, b.held(max, d), dtype=d)
+    if max is not None and not (isinstance(max, int) and most is not None and max >= most):
+        x = b.ew(ew.Minimum, x, b.held(max, d), dtype=d)
+    return x
 
 
 @lowers(A.clamp_min.default, A.clamp_min.Tensor)
 def _clamp_min(b: OpBuilder, x: Value, min: Operand) -> Value:
-    return _clamp(b, x, min=min)
+    return clamp(b, x, min=min)
 
 
 @lowers(A.clamp_max.default, A.clamp_max.Tensor)
 def _clamp_max(b: OpBuilder, x: Value, max: Operand) -> Value:
-    return _clamp(b, x, max=max)
+    return clamp(b, x, max=max)
 
 
 # ---------------------------------------------------------------------------------------------------- casts and

@@ -230,3 +230,40 @@ def test_positions_that_wrap_are_no_causal_mask(dtype: torch.dtype, by: int) -> 
     args = inputs(2, 40, 40, torch.float32)[:3]
     model = dhlo.compile(export(module, args, dynamic_shapes=(sizes, sizes, sizes)))
     torch.testing.assert_close(model(*args), module(*args), rtol=1e-5, atol=1e-5)
+
+
+def test_scores_in_other_groups_are_no_attention() -> None:
+    """Views between the products and the softmax that regroup heads, or rows and columns; many sums of scores."""
+
+    def grouped(q: Any, k: Any, v: Any) -> Any:
+        (batch, heads, rows, depth), kv = q.shape, k.shape[1]
+        scores = (q.reshape(batch, kv, heads // kv * rows, depth) @ k.mT).view(batch, heads, rows, -1)
+        scores = scores.masked_fill(torch.arange(rows)[:, None] < torch.arange(k.shape[2]), float("-inf"))
+        shares = torch.ops.aten._safe_softmax(scores, -1)
+        return (shares.view(batch, kv, heads // kv * rows, -1) @ v).view(batch, heads, rows, depth)
+
+    def turned(q: Any, k: Any, v: Any) -> Any:
+        scores = q[:, :2] @ k.mT
+        batch, heads, rows, columns = scores.shape
+        return torch.ops.aten._safe_softmax(scores, -1).view(batch, heads, columns, rows) @ q[:, :2]
+
+    def summed(q: Any, k: Any, v: Any) -> Any:
+        scores = q[:, :2] @ k.mT
+        for _ in range(40):
+            scores = scores.sin()
+            scores = scores * 0.5 + scores * 0.25
+        return torch.ops.aten._safe_softmax(scores, -1) @ v
+
+    for f in (grouped, turned, summed):
+
+        class Written(torch.nn.Module):
+            def forward(self, q, k, v, f=f):
+                return f(q, k, v)
+
+        sizes = {0: Dim.AUTO, 2: Dim.AUTO}
+        program = export(Written(), inputs(2, 37, 41, torch.float32)[:3], dynamic_shapes=(sizes, sizes, sizes))
+        assert attentions(program)[0] == []
+        model = dhlo.compile(program)
+        for queries, keys in ((37, 41), (5, 60)):
+            args = inputs(3, queries, keys, torch.float32)[:3]
+            torch.testing.assert_close(model(*args), f(*args), rtol=1e-5, atol=1e-5)

@@ -57,7 +57,8 @@ class Dims:
     signed: dict[str, str] = field(default_factory=dict)  # the run-time symbols of arguments that may be negative
     defined: dict[str, int] = field(default_factory=dict)  # run-time symbols, in the order in which the program defines them
     asserted: set[Any] = field(default_factory=set)  # conditions on run-time symbols that this round checks already
-    shorter: dict[Expr, Expr] = field(default_factory=dict)  # products that this round has checked to be equal to something shorter
+    # Products that this round has checked to be equal to something shorter, that, and the quotients in the product.
+    shorter: dict[Expr, tuple[Expr, set[Expr]]] = field(default_factory=dict)
     check_here: Callable[[Expr, Expr], bool] = lambda a, b: False  # checks an equality at once, if it must be
     changed: bool = False
     _proofs: dict[Any, bool] = field(default_factory=dict)
@@ -81,9 +82,11 @@ class Dims:
         if not self.shorter or not e.has(FloorDiv):
             return e
         if e not in self._shortened:
-            short = e
-            for product, value in self.shorter.items():
-                short = short.subs(product, value)
+            short, quotients = e, e.atoms(FloorDiv)
+            for product, (value, needed) in self.shorter.items():
+                if needed <= quotients:  # replacing takes long
+                    short = short.subs(product, value)
+                    quotients = short.atoms(FloorDiv)
             self._shortened[e] = short
         return self._shortened[e]
 
@@ -100,7 +103,7 @@ class Dims:
         factor, long = long.as_coeff_Mul()
         short = short / factor
         if long.has(FloorDiv) and _is_whole(short) and not short.has(long):
-            self.shorter[long] = short
+            self.shorter[long] = short, long.atoms(FloorDiv)
             self._shortened.clear()
 
     def range_of(self, name: str) -> Range:

@@ -51,7 +51,13 @@ def import_program(ep: torch.export.ExportedProgram, shapes: Mapping[str, Range]
     _check_tensors(ep)
     if any(n.target is flat_apply or getattr(n.target, "__module__", "") == _VMAP for n in all_nodes(ep.graph_module)):
         # Calls of torch.vmap say nothing one by one, nor do indices of flex_attention: torch works out what they make of others.
-        ep = ep.run_decompositions({})
+        try:
+            ep = ep.run_decompositions({})
+        except Exception as e:  # whatever torch raises, of a graph in a branch
+            raise CompileError(
+                f"torch can't work out what torch.vmap or flex_attention make of others: {e}",
+                hint="take them out of branches and loops (torch.cond, scan)",
+            ) from e
     unknown = list(unknown_ops(ep.graph_module, decompositions))
     if unknown:
         raise UnsupportedError(unknown)

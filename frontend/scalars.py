@@ -14,7 +14,7 @@ from torch.utils._sympy import functions as tsf
 from dhlo.errors import CompileError
 from dhlo.frontend.dims import static_value
 from dhlo.frontend.promotion import is_boolean
-from dhlo.ir.symbols import as_expr
+from dhlo.ir.symbols import BitAnd, BitOr, BitXor, as_expr
 
 __all__ = ["SCALAR_FUNCTIONS", "scalar_call"]
 
@@ -110,9 +110,9 @@ SCALAR_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     operator.le: _arith(sympy.Le),
     operator.gt: _arith(sympy.Gt),
     operator.ge: _arith(sympy.Ge),
-    operator.and_: _bits(sympy.And, tsf.BitwiseFn_bitwise_and),
-    operator.or_: _bits(sympy.Or, tsf.BitwiseFn_bitwise_or),
-    operator.xor: _bits(lambda a, b: sympy.Not(_eq(a, b)), tsf.BitwiseFn_bitwise_xor),
+    operator.and_: _bits(sympy.And, BitAnd),
+    operator.or_: _bits(sympy.Or, BitOr),
+    operator.xor: _bits(lambda a, b: sympy.Not(_eq(a, b)), BitXor),
     operator.not_: lambda a: sympy.Not(_bool(a)),
     operator.invert: lambda a: sympy.Not(a) if is_boolean(a) else -a - 1,
     operator.lshift: _arith(tsf.LShift),

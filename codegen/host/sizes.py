@@ -12,7 +12,7 @@ from torch.utils._sympy import functions as tsf
 from dhlo.codegen.host.checked import I64_MAX, I64_MIN, CheckedFn
 from dhlo.codegen.kernel_ir.builder import F64, I1, I64, V
 from dhlo.errors import InternalError
-from dhlo.ir.symbols import show
+from dhlo.ir.symbols import BitAnd, BitOr, BitXor, show
 
 __all__ = ["SizeEmitter"]
 
@@ -259,6 +259,9 @@ _RULES: dict[type, Callable[[SizeEmitter, sympy.Basic], V]] = {
     tsf.OpaqueUnaryFn_sqrt: lambda s, e: s.fn.unary("sqrt", s.real(e.args[0])),
     tsf.LShift: lambda s, e: s.fn.shl(s.emit(e.args[0]), s.emit(e.args[1])),
     tsf.RShift: lambda s, e: s.fn.shr(s.emit(e.args[0]), s.emit(e.args[1])),
+    BitAnd: lambda s, e: s._fold(e, s.fn.and_),
+    BitOr: lambda s, e: s._fold(e, s.fn.or_),
+    BitXor: lambda s, e: s._fold(e, s.fn.xor),
     tsf.BitwiseFn_bitwise_and: lambda s, e: s._fold(e, s.fn.and_),
     tsf.BitwiseFn_bitwise_or: lambda s, e: s._fold(e, s.fn.or_),
     tsf.BitwiseFn_bitwise_xor: lambda s, e: s._fold(e, s.fn.xor),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import re
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import sympy
 from sympy.printing.str import StrPrinter
@@ -17,6 +18,9 @@ from dhlo.ir.grammar import Function, Reader
 __all__ = [
     "SYMBOL",
     "SYMBOL_NAME",
+    "BitAnd",
+    "BitOr",
+    "BitXor",
     "Expr",
     "FloorDiv",
     "Size",
@@ -55,6 +59,36 @@ def symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
+class _Bits(sympy.Function):  # type: ignore[misc]
+    """A whole number, bit by bit of two; torch's own functions don't say that theirs are whole."""
+
+    nargs = 2
+    is_integer = True
+    of: ClassVar[Any]  # the operator on Python's integers
+
+    @classmethod
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+        return sympy.Integer(cls.of(int(a), int(b))) if a.is_Integer and b.is_Integer else None
+
+
+class BitAnd(_Bits):
+    of = staticmethod(operator.and_)
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if any(a.is_nonnegative for a in self.args) else None
+
+
+class BitOr(_Bits):
+    of = staticmethod(operator.or_)
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if all(a.is_nonnegative for a in self.args) else None
+
+
+class BitXor(BitOr):
+    of = staticmethod(operator.xor)
+
+
 def _ite(cond: sympy.Basic, a: sympy.Expr, b: sympy.Expr) -> sympy.Basic:
     return sympy.Piecewise((a, cond), (b, True))
 
@@ -87,9 +121,9 @@ _FUNCTIONS: dict[str, Function] = {
     "Not": Function(sympy.Not, 1, 1, truth=True),
     "shl": Function(tsf.LShift, 2, 2, grows=True),
     "shr": Function(tsf.RShift, 2, 2, grows=True),
-    "bitand": Function(tsf.BitwiseFn_bitwise_and, 2, 2),
-    "bitor": Function(tsf.BitwiseFn_bitwise_or, 2, 2),
-    "bitxor": Function(tsf.BitwiseFn_bitwise_xor, 2, 2),
+    "bitand": Function(BitAnd, 2, 2),
+    "bitor": Function(BitOr, 2, 2),
+    "bitxor": Function(BitXor, 2, 2),
 }
 
 
@@ -161,14 +195,21 @@ class _Printer(StrPrinter):  # type: ignore[misc]
     def _print_LShift(self, e: sympy.Expr) -> str:
         return self._call("shl", *e.args)
 
-    def _print_BitwiseFn_bitwise_and(self, e: sympy.Expr) -> str:
+    def _print_BitAnd(self, e: sympy.Expr) -> str:
         return self._call("bitand", *e.args)
 
-    def _print_BitwiseFn_bitwise_or(self, e: sympy.Expr) -> str:
+    def _print_BitOr(self, e: sympy.Expr) -> str:
         return self._call("bitor", *e.args)
 
-    def _print_BitwiseFn_bitwise_xor(self, e: sympy.Expr) -> str:
+    def _print_BitXor(self, e: sympy.Expr) -> str:
         return self._call("bitxor", *e.args)
+
+    # torch's own, in sizes of its trace
+    _print_BitwiseFn_bitwise_and, _print_BitwiseFn_bitwise_or, _print_BitwiseFn_bitwise_xor = (
+        _print_BitAnd,
+        _print_BitOr,
+        _print_BitXor,
+    )
 
     def _print_RShift(self, e: sympy.Expr) -> str:
         return self._call("shr", *e.args)

@@ -36,13 +36,18 @@ def amounts(b: OpBuilder, x: Value, pad: Sequence[Any]) -> tuple[list[Any], list
 def _constant_pad(b: OpBuilder, x: Value, pad: Sequence[Any], value: Any = 0) -> Value:
     low, high = amounts(b, x, pad)
     for d, (lo, hi) in enumerate(zip(low, high, strict=True)):
-        cut = [-p if b.dims.nonnegative(-p) else as_expr(0) for p in (lo, hi)]  # a negative amount crops
-        if cut != [0, 0]:
-            x = b.slice(x, d, cut[0], b.size(b.shape(x)[d] - cut[0] - cut[1]))
-            low[d], high[d] = lo + cut[0], hi + cut[1]
+        x, low[d], high[d] = _cropped(b, x, d, lo, hi)
         for p in (low[d], high[d]):
             b.require(sympy.Ge(p, 0), "an amount of padding is negative")
     return b.pad(x, low, high, float(value or 0))
+
+
+def _cropped(b: OpBuilder, x: Value, d: int, low: Any, high: Any) -> tuple[Value, Any, Any]:
+    """x without what negative amounts cut off, and what is left of the amounts."""
+    cut = [-p if b.dims.nonnegative(-p) else as_expr(0) for p in (low, high)]
+    if cut != [0, 0]:
+        x = b.slice(x, d, cut[0], b.size(b.shape(x)[d] - cut[0] - cut[1]))
+    return x, low + cut[0], high + cut[1]
 
 
 @lowers(A.pad.default)
@@ -51,7 +56,11 @@ def _pad(b: OpBuilder, x: Value, pad: Sequence[Any], mode: str = "constant", val
         return _constant_pad(b, x, pad, value or 0)
     low, high = amounts(b, x, pad)
     for d, (lo, hi) in enumerate(zip(low, high, strict=True)):
+        if mode == "circular":  # what is cut off isn't repeated
+            x, lo, hi = _cropped(b, x, d, lo, hi)
         n = b.shape(x)[d]
+        for p in (lo, hi) if mode == "circular" else ():
+            b.require(sympy.Le(p, n), "padding would wrap around more than once")
         if not (b.dims.nonnegative(lo) and b.dims.nonnegative(hi)):  # what may cut something off
             x = b.take(x, [padded_places(b, n, -lo, lo + n + hi, mode)], [d], d)
         else:  # what isn't repeated is copied as it lies

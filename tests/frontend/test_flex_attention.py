@@ -267,3 +267,15 @@ def test_scores_in_other_groups_are_no_attention() -> None:
         for queries, keys in ((37, 41), (5, 60)):
             args = inputs(3, queries, keys, torch.float32)[:3]
             torch.testing.assert_close(model(*args), f(*args), rtol=1e-5, atol=1e-5)
+
+
+def test_inside_a_branch_is_refused_by_name() -> None:
+    class Branching(torch.nn.Module):
+        def forward(self, q, k, v):
+            less = lambda q, k, v: attend(q, k, v, lambda s, b, h, i, j: s - (i - j))
+            return torch.cond(q.sum() > 0, less, lambda q, k, v: q + 0, (q, k, v))
+
+    args, sizes = inputs(2, 9, 9, torch.float32, HEADS)[:3], {0: Dim.AUTO}
+    program = export(Branching(), args, dynamic_shapes=(sizes, sizes, sizes))
+    with pytest.raises(CompileError, match="flex_attention(?s:.*)out of branches"):
+        dhlo.compile(program)

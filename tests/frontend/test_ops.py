@@ -266,7 +266,8 @@ def test_shape_of_one() -> None:
         check(SHAPES[name], [rn(3, 4)], [rn(1, 1)], [rn(1, 3)], [rn(4, 1)])
 
 
-PADS = [("reflect", (1, 2)), ("replicate", (3, 1)), ("circular", (2, 2))]
+PADS = [("reflect", (1, 2)), ("replicate", (3, 1)), ("circular", (2, 2)), ("reflect", (-1, 2)), ("replicate", (2, -2))]
+PADS += [("circular", (2, -2)), ("circular", (-2, 1)), ("circular", (0, 4)), ("reflect", (0, 1))]
 
 
 @pytest.mark.parametrize(("mode", "pad"), PADS)

@@ -24,10 +24,10 @@ module attributes {dhlo.names = {s15 = "k", s77 = "n"}, dhlo.symbols = {s15 = [0
     "dhlo.alloc"() {buffer = 1 : i64, bytes = "64*(floordiv(32*s77 + 63, 64))", conditional = false, first = 3 : i64, last = 4 : i64, name_ = "dhlo.group3.0", segment = 0 : i64} : () -> ()
     "dhlo.alloc"() {buffer = 2 : i64, bytes = "64*(floordiv(32*s77 + 63, 64))", conditional = false, first = 4 : i64, last = 5 : i64, name_ = "dhlo.group4.0", segment = 0 : i64} : () -> ()
     "dhlo.alloc"() {buffer = 3 : i64, bytes = "64*(floordiv(32*s77 + 63, 64))", conditional = false, first = 4 : i64, last = 5 : i64, name_ = "dhlo.group4.1", segment = 0 : i64} : () -> ()
-    "dhlo.alloc"() {buffer = 4 : i64, bytes = "64*(floordiv(8*s77 + 575, 64))", conditional = false, first = 4 : i64, last = 4 : i64, name_ = "workspace4", segment = 0 : i64} : () -> ()
+    "dhlo.alloc"() {buffer = 4 : i64, bytes = "64*(floordiv(8*s77 + 16*ite(Eq(mod((mod((mod((mod((mod((mod((mod((mod(200560490130, s77))*(mod(584803025179, s77)), s77))**2, s77))**2, s77))**2, s77))**2, s77))**2, s77))**2, s77), 0), s77, 4*s77) + 575, 64))", conditional = false, first = 4 : i64, last = 4 : i64, name_ = "workspace4", segment = 0 : i64} : () -> ()
     "dhlo.alloc"() {buffer = 5 : i64, bytes = "64*s15", conditional = false, first = 7 : i64, last = 9 : i64, name_ = "dhlo.group7.0", segment = 0 : i64} : () -> ()
     "dhlo.alloc"() {buffer = 6 : i64, bytes = "64*s15", conditional = false, first = 8 : i64, last = 9 : i64, name_ = "dhlo.group8.0", segment = 0 : i64} : () -> ()
-    "dhlo.arrange"() {below = [[], [], [], [1], [2], [5], [3]], order = [0, 1, 5, 2, 3, 6, 4], segment = 0 : i64} : () -> ()
+    "dhlo.arrange"() {below = [[], [], [], [4], [1], [5], [2]], order = [0, 4, 5, 1, 2, 6, 3], segment = 0 : i64} : () -> ()
     "dhlo.arena"() {segment = 0 : i64} : () -> ()
     %0 = "dhlo.weight"() {name_ = "m"} : () -> tensor<8x5xf32>
     %1 = "dhlo.group"() ({
@@ -53,13 +53,13 @@ module attributes {dhlo.names = {s15 = "k", s77 = "n"}, dhlo.symbols = {s15 = [0
     %9:2 = "dhlo.group"() ({
       %32:2 = "dhlo.fft"(%arg0, %7) {dims = [0, 1], inverse = false} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>)
       "dhlo.yield"(%32#0, %32#1) {operandSegmentSizes = array<i32: 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> ()
-    }) {anchor = "opaque", family = "fft", memory = [{buffer = 2 : i64}, {buffer = 3 : i64}], number = 3 : i64, resultSegmentSizes = array<i32: 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, workspace = "64*(floordiv(8*s77 + 575, 64))", workspace_memory = [{buffer = 4 : i64}]} : () -> (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>)
-    "dhlo.launch"() {arguments = [{buffer = 4 : i64, offset = "0"}, {size = "s77"}], count = "1", kernel = "fft_table_f32", scratch = "16*(floordiv(s77 + 63, 64)) + 1024", work = "1"} : () -> ()
+    }) {anchor = "opaque", family = "fft", memory = [{buffer = 2 : i64}, {buffer = 3 : i64}], number = 3 : i64, resultSegmentSizes = array<i32: 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, workspace = "64*(floordiv(8*s77 + 16*ite(Eq(mod((mod((mod((mod((mod((mod((mod((mod(200560490130, s77))*(mod(584803025179, s77)), s77))**2, s77))**2, s77))**2, s77))**2, s77))**2, s77))**2, s77), 0), s77, 4*s77) + 575, 64))", workspace_memory = [{buffer = 4 : i64}]} : () -> (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>)
+    "dhlo.launch"() {arguments = [{buffer = 4 : i64, offset = "0"}, {size = "s77"}], count = "1", kernel = "fft_table_f32", scratch = "32*ite(Eq(mod((mod((mod((mod((mod((mod((mod((mod(200560490130, s77))*(mod(584803025179, s77)), s77))**2, s77))**2, s77))**2, s77))**2, s77))**2, s77))**2, s77), 0), s77, 4*s77) + 16*(floordiv(ite(Eq(mod((mod((mod((mod((mod((mod((mod((mod(200560490130, s77))*(mod(584803025179, s77)), s77))**2, s77))**2, s77))**2, s77))**2, s77))**2, s77))**2, s77), 0), s77, 4*s77) + 63, 64)) + 1024", work = "1"} : () -> ()
     %10 = "dhlo.address"(%9#0) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %11 = "dhlo.address"(%9#1) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %12 = "dhlo.address"(%arg0) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %13 = "dhlo.address"(%7) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
-    "dhlo.launch"(%10, %11, %12, %13) {arguments = [{buffer = 4 : i64, offset = "0"}, {operand = 0 : i64}, {operand = 1 : i64}, {operand = 2 : i64}, {operand = 3 : i64}, {size = "s77"}], count = "1", kernel = "fft_kernel", scratch = "256*s77", work = "128*s77"} : (tensor<i64>, tensor<i64>, tensor<i64>, tensor<i64>) -> ()
+    "dhlo.launch"(%10, %11, %12, %13) {arguments = [{buffer = 4 : i64, offset = "0"}, {operand = 0 : i64}, {operand = 1 : i64}, {operand = 2 : i64}, {operand = 3 : i64}, {size = "s77"}], count = "1", kernel = "fft_kernel", scratch = "256*ite(Eq(mod((mod((mod((mod((mod((mod((mod((mod(200560490130, s77))*(mod(584803025179, s77)), s77))**2, s77))**2, s77))**2, s77))**2, s77))**2, s77))**2, s77), 0), s77, 4*s77)", work = "128*s77"} : (tensor<i64>, tensor<i64>, tensor<i64>, tensor<i64>) -> ()
     "dhlo.launch"(%10, %11) {arguments = [{constant = 1024 : i64}, {operand = 0 : i64}, {operand = 1 : i64}, {size = "s77"}], count = "floordiv(s77 + 15, 16)", kernel = "fft_kernel", scratch = "2048", work = "1024"} : (tensor<i64>, tensor<i64>) -> ()
     %14 = "dhlo.group"() ({
       %32 = "dhlo.slice"(%9#0) {starts = ["0", "0"], steps = [1, 1]} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>

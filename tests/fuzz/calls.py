@@ -153,8 +153,9 @@ class Session:
         bound = self._bind(call, placed)
         planned = self._plan(made, call) if rng.random() < 0.2 else None
         given = None if call.null else [t for t, _ in made]
+        states = self._states()
         status = self.host.run(given, call.count)
-        if status == "out of memory" and call.legal and not self.updates:
+        if status == "out of memory" and call.legal and all(bytes(placed[k].memory.array()) == x for k, x in before.items()):
             # Blocks as large as earlier calls made them were in use; the session has let go of them now.
             status = self.host.run(given, call.count)
         if status == "internal":
@@ -164,7 +165,7 @@ class Session:
                 raise Failure(f"{status}: {self.host.error() or 'no text'}")
             if call.legal:
                 self._may_refuse(values, status)
-            self._keep_state()
+            self._keep_state(states)
         else:
             if call.refused or call.empty is not None and self.host.output(call.empty).numel():
                 raise Failure("accepted")
@@ -235,8 +236,12 @@ class Session:
         return status
 
     def _may_refuse(self, values: Sequence[torch.Tensor], status: str) -> None:
-        """A legal call may fail where PyTorch fails, or where torch.export made its program narrower."""
+        """A legal call may fail where PyTorch fails, where torch.export made its program narrower, or where its arguments and
+        results take much of what a session may have."""
         if status == "out of memory":
+            results = tree_leaves(self.want(values, copy.deepcopy(self.module)))
+            if 4 * sum(v.nbytes for v in (*values, *results) if isinstance(v, torch.Tensor)) > CAP:
+                return
             raise Failure(f"out of memory: {self.host.error()}")
         for module in (copy.deepcopy(self.module), self.exported.module()):
             try:
@@ -281,13 +286,15 @@ class Session:
                 w = getattr(module, name)
                 self._close(self.host.read_state(name, w), w, f"state {name}")
 
-    def _keep_state(self) -> None:
+    def _states(self) -> dict[str, torch.Tensor]:
+        return {name: self.host.read_state(name, getattr(self.module, name)) for name in self.case.states}
+
+    def _keep_state(self, before: dict[str, torch.Tensor]) -> None:
         """A failed call leaves state alone, except where it writes parts."""
-        for name in self.case.states:
-            now, was = self.host.read_state(name, getattr(self.module, name)), getattr(self.module, name)
+        for name, now in self._states().items():
             if self.case.parts:
-                was.copy_(now)
-            elif not torch.equal(now, was) and not torch.allclose(now, was, rtol=self.case.tolerance, equal_nan=True):
+                getattr(self.module, name).copy_(now)
+            elif now.numpy().tobytes() != before[name].numpy().tobytes():
                 raise Failure(f"a failed call changed state {name}")
 
     def _restart(self) -> None:

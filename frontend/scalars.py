@@ -35,7 +35,8 @@ def _floordiv(a: Any, b: Any) -> Any:
 def _mod(a: Any, b: Any) -> Any:
     if _integers(a, b):
         return tsf.Mod(a, b) if a.is_nonnegative and b.is_positive else tsf.PythonMod(a, b)
-    if not b.is_positive or not b.is_integer and (float(b) * 2**20) % 1 != 0:
+    exact = b.is_integer or b.is_number and (float(b) * 2**20) % 1 == 0
+    if not b.is_positive or not exact:
         raise CompileError(f"the remainder of a size by {b}", hint="compute it of tensors, or of whole numbers")
     # Of few digits, so that its multiples are exact; what divides may have been rounded up to the next one.
     rest = a - b * tsf.ToFloat(tsf.FloorToInt(tsf.FloatTrueDiv(_float(a), _float(b))))

@@ -172,6 +172,7 @@ def test_numbers_made_of_sizes(name: str) -> None:
     [
         (lambda x, n, m: x * round(n * 0.37, 1), "a size is rounded to decimal places"),
         (lambda x, n, m: x * (n % 0.3), "the remainder of a size by 0.3"),
+        (lambda x, n, m: x * (n % (m * 0.5 + 1)), "the remainder of a size by"),
     ],
 )
 def test_numbers_that_no_host_computes_are_refused(f: Any, what: str) -> None:

@@ -41,6 +41,9 @@ CASES = {
     "columns": (nn.Softmax(0), lambda n: torch.randn(n, 37)),
     "attention": (None, lambda n: torch.randn(n, 2, 21, 24)),
     "pool": (nn.MaxPool2d(3, 2, 1), lambda n: torch.randn(n, 3, 13, 15)),
+    "enlarged": (nn.Upsample(scale_factor=3, mode="bilinear"), lambda n: torch.randn(n, 2, 5, 7 * n)),
+    "nearest": (nn.Upsample(size=(20, 45)), lambda n: torch.randn(n, 1, 7, 11)),
+    "bytes": (nn.Upsample(size=(20, 45), mode="bilinear"), lambda n: torch.randint(0, 256, (n, 1, 7, 59), dtype=torch.uint8)),
 }
 
 
@@ -54,7 +57,13 @@ def test_reads_stay_inside(name: str) -> None:
     torch.manual_seed(0)
     module, make = CASES[name]
     module = (module or SelfAttention()).eval()
-    compiled = dhlo.compile(torch.export.export(module, (make(2),), dynamic_shapes=({0: Dim.DYNAMIC},)))
+    compiled = dhlo.compile(
+        torch.export.export(
+            module,
+            (make(2),),
+            dynamic_shapes=({d: Dim.DYNAMIC for d in range(make(2).dim()) if make(2).shape[d] != make(3).shape[d]},),
+        )
+    )
     for n in (1, 2, 3, 7):
         x = make(n)
         with torch.no_grad():

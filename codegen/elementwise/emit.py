@@ -18,16 +18,19 @@ from dhlo.codegen.elementwise.float8 import FLOAT8, from_float8, to_float8
 from dhlo.codegen.elementwise.index import Index, IndexMath
 from dhlo.codegen.elementwise.philox import emit_word
 from dhlo.codegen.elementwise.rules import emit_op, narrow, round_to, splat, with_plain_nans, wrap
-from dhlo.codegen.kernel_ir.builder import BITS, F64, I1, I8, I64, PTR, Fn, V
+from dhlo.codegen.kernel_ir.builder import BITS, F64, I1, I8, I32, I64, PTR, Fn, V
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.ops.movement import Reshape, number
 from dhlo.ir.pull import Elements
+from dhlo.ir.rising import rises
 from dhlo.ir.symbols import as_expr, is_static, parse, product
 from dhlo.ir.types import DTYPES, DType, from_mlir
 from dhlo.shape_infer.views import reshape_groups
 
 __all__ = ["Emitter", "KernelArgs", "Slot"]
+
+_CLOSE = 4  # vectors of narrow elements that lanes which rise are looked for in, one after the other
 
 Leaf = Callable[["Emitter", Sequence[Index]], V]
 Slot = tuple[str, Any]  # ("pointer", value) | ("size", expr) | ("float", expr) | ("errors", check)
@@ -207,9 +210,50 @@ class Emitter(IndexMath):
                 raw = fn.masked_load(q, fn.shuffle(self.mask, self.mask, back), zero)
             raw = fn.shuffle(raw, raw, back)
         else:
-            mask = self.mask if self.mask is not None else fn.const(1, fn.vec(I1))
-            raw = fn.gather(fn.gep(p, self.lanes(at), mem), mask, zero)
+            raw = self._gather(p, at, zero)
         return self._to_register(raw, dtype)
+
+    def _gather(self, p: V, at: Index, zero: V) -> V:
+        """Elements from anywhere; where all lie within a vector, as in an enlarged image, out of that."""
+        fn, mem = self.fn, zero.elem
+
+        def scattered() -> list[V]:
+            mask = self.mask if self.mask is not None else fn.const(1, fn.vec(I1))
+            return [fn.gather(fn.gep(p, self.lanes(at), mem), mask, zero)]
+
+        if not (at.rising and fn.permutes(mem)):
+            return scattered()[0]
+        steps = 1 if BITS[mem] == 32 else _CLOSE  # no instruction gathers what is narrower
+        first, ahead, last, rise = self._spread(self.lanes(at))
+        close = fn.and_(rise, fn.cmp("ult", last, steps * fn.lanes))
+
+        def together() -> list[V]:
+            lane, end = fn.cast(ahead, I32), fn.cast(last, I32)
+
+            def found(start: V) -> V:
+                there = fn.cmp("le", fn.iota(I32), fn.splat(fn.sub(end, fn.cast(start, I32))))
+                return fn.permute(fn.masked_load(fn.gep(p, fn.add(first, start), mem), there, zero), lane)
+
+            if steps == 1:
+                return [found(fn.const(0, I64))]
+            with fn.loop(0, fn.add(last, 1), fn.lanes, [zero]) as lp:
+                lp.yield_(fn.select(fn.cmp("lt", lane, fn.splat(fn.cast(lp.iv, I32))), lp.carried[0], found(lp.iv)))
+            return lp.results
+
+        return fn.if_else(close, together, scattered, [zero.type])[0]
+
+    def _spread(self, x: V) -> tuple[V, V, V, V]:
+        """The first of the active lanes' positions, how far all are ahead of it, the most of that, and whether there is such a lane
+        and none is behind."""
+        fn = self.fn
+        if self.mask is None:
+            first = fn.extract(x, 0)
+            ahead = fn.sub(x, fn.splat(first))
+            last = fn.extract(ahead, fn.lanes - 1)
+            return first, ahead, last, fn.reduce("and", fn.cmp("ule", ahead, fn.splat(last)))
+        first = fn.reduce("minui", fn.select(self.mask, x, fn.const(-1, x.type)))
+        ahead = fn.select(self.mask, fn.sub(x, fn.splat(first)), fn.const(0, x.type))
+        return first, ahead, fn.reduce("maxui", ahead), fn.cmp("ne", first, -1)
 
     def _to_register(self, raw: V, dtype: DType) -> V:
         if dtype.is_bool:
@@ -394,7 +438,7 @@ class Emitter(IndexMath):
             fn.store(n_v, fn.gep(cell, 1, I64))
             fn.store(fn.const(1, I64), fn.gep(cell, 2, I64))
         safe = fn.select(ok, j, fn.const(0, j.type))
-        return Index(0, vec=safe) if safe.lanes else Index(safe)
+        return Index(0, vec=safe, rising=any(map(rises, op.operands[1:]))) if safe.lanes else Index(safe)
 
     def random_word(self, position: Index, seed: V, draw: V, number: int) -> V:
         """A word of a block of random bits, as i32 (see philox.py)."""

@@ -15,7 +15,8 @@ class Index:
     """Lane l stands at `base + l * step`, or at `vec[l]` where no such form is known.
 
     `multiple` divides base; it proves that lanes don't cross a row whose length it divides. `part` remembers that this is dim
-    `part[1]` of the flat position `part[0]` split into sizes `part[2]`, so that joining the dims again costs nothing.
+    `part[1]` of the flat position `part[0]` split into sizes `part[2]`, so that joining the dims again costs nothing. `rising`:
+    `vec` probably rises slowly, so that a vector of memory holds what all lanes stand at.
     """
 
     base: V | int
@@ -23,6 +24,7 @@ class Index:
     vec: V | None = None
     multiple: int = 1
     part: tuple[Index, int, tuple[object, ...]] | None = None
+    rising: bool = False
 
     @property
     def uniform(self) -> bool:
@@ -74,7 +76,8 @@ class IndexMath:
         """Sum of two positions."""
         if a.vec is None and b.vec is None:
             return Index(self.add(a.base, b.base), a.step + b.step, multiple=math.gcd(a.multiple, b.multiple))
-        return Index(0, vec=self.fn.add(self.lanes(a), self.lanes(b)))
+        rising = (a.rising or a.uniform) and (b.rising or b.uniform)
+        return Index(0, vec=self.fn.add(self.lanes(a), self.lanes(b)), rising=rising)
 
     def offset(self, i: Index, by: V | int) -> Index:
         if isinstance(by, int) and by == 0:

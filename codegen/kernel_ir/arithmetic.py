@@ -269,7 +269,7 @@ class Arithmetic(ABC):
         return self.op(ty, f"vector.shuffle {a.name}, {b.name} [{', '.join(map(str, idx))}] : {a.type}, {b.type}")
 
     def reduce(self, kind: str, a: V) -> V:
-        """Horizontal reduction: add mul minsi maxsi minimumf maximumf minnumf maxnumf and or xor. Float sums are reassociated."""
+        """Horizontally: add mul min(s,u)i max(s,u)i minimumf maximumf minnumf maxnumf and or xor. Float sums are reassociated."""
         fm = " fastmath<reassoc>" if a.is_float and kind in ("add", "mul") else ""
         return self.op(a.elem, f"vector.reduction <{kind}>, {a.name}{fm} : {a.type} into {a.elem}")
 

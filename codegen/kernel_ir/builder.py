@@ -285,6 +285,17 @@ class Fn(Arithmetic):
             f" : {x.type}, {mask.type} into {ptrs.type}"
         )
 
+    def permutes(self, elem: str) -> bool:
+        """Can `permute` take a whole vector of such elements?"""
+        narrow = BITS[elem] == 32 or self.target.mask_registers and BITS[elem] < 32  # AVX2 masks loads of whole words alone
+        return bool(self.target.lane_lookup) and narrow
+
+    def permute(self, a: V, idx: V) -> V:
+        """Lane `idx[l]` (i32, its lowest bits) of `a` in lane l: a whole vector of elements of up to 32 bits."""
+        words = self.bitcast(a, I32) if BITS[a.elem] == 32 else self.cast(self.bitcast(a, f"i{BITS[a.elem]}"), I32, signed=False)
+        found = self.intrinsic(self.target.lane_lookup, words.type, words, idx)
+        return self.bitcast(found if BITS[a.elem] == 32 else self.cast(found, f"i{BITS[a.elem]}"), a.elem)
+
     def prefetch(self, p: V, locality: int = 3, *, write: bool = False) -> None:
         """Prefetch into the data cache, for reading or to `write`; locality 3 = all levels, 0 = non-temporal."""
         kind = f"rw = {int(write)} : i32, hint = {locality} : i32, cache = 1 : i32"

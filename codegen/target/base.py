@@ -77,6 +77,7 @@ class Target:
     pair_products   LLVM's intrinsic of the baseline that adds products of neighbouring i16: (x, y) -> i32; "" if there is none
     byte_lookup     LLVM's intrinsic of the baseline that looks bytes up: (table, indices below 16) -> bytes, each from the 16 bytes
                     of the table that lie where its own 128 bits do
+    lane_lookup     LLVM's intrinsic of the baseline that permutes a vector of i32: (vector, lanes) -> i32; "" if there is none
     tiles           matrices in registers; None if it has none, or multiplies nothing in them
     lane_factors    a multiply-add takes a factor from any lane of a register
     repeats_memory  a multiply-add takes a factor from memory that is repeated in all lanes
@@ -100,6 +101,7 @@ class Target:
     matrix_dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
     pair_products: str = field(default="", repr=False)
     byte_lookup: str = field(default="", repr=False)
+    lane_lookup: str = field(default="", repr=False)
     tiles: MatrixTiles | None = field(default=None, compare=False, repr=False)
     lane_factors: bool = field(default=False, repr=False)
     repeats_memory: bool = field(default=False, repr=False)

@@ -79,6 +79,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
         extras=features,
         dots=dots,
         byte_lookup="llvm.x86.avx512.pshuf.b.512" if wide else "llvm.x86.avx2.pshuf.b",
+        lane_lookup="llvm.x86.avx512.permvar.si.512" if wide else "llvm.x86.avx2.permd",
         tiles=_tiles(names),
         pair_products="llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd",
     )

@@ -12,7 +12,7 @@ from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Conv, Reduce, Scan
-from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Slice, Take, Transpose, number
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Reverse, Slice, Take, Transpose, number
 from dhlo.ir.symbols import parse
 from dhlo.ir.types import DType, from_mlir
 
@@ -83,6 +83,16 @@ def _transpose(op: Any) -> Any:
         first = attr(inner, "perm")
         return build(Transpose, [inner.operands[0]], {"perm": [first[p] for p in perm]}).results[0]
     return None
+
+
+def _reverse(op: Any) -> Any:
+    """Before a transposition, whose results then lie as they are asked for: rotations of images."""
+    inner = _producer(op.operands[0], Transpose)
+    if inner is None:
+        return None
+    perm = attr(inner, "perm")
+    turned = build(Reverse, [inner.operands[0]], {"dims": [perm[d] for d in attr(op, "dims")]}).results[0]
+    return build(Transpose, [turned], {"perm": perm}).results[0]
 
 
 def _broadcast(op: Any) -> Any:
@@ -341,6 +351,7 @@ def _position_dim(v: Value) -> int | None:
 _RULES: dict[type, Callable[[Any], Any]] = {
     Reshape: _reshape,
     Transpose: _transpose,
+    Reverse: _reverse,
     Broadcast: _broadcast,
     Slice: _slice,
     Concat: _concat,

@@ -241,23 +241,24 @@ def _lanczos(b: OpBuilder, x: Value) -> Value:
 
 
 def kernel_taps(width: int, kernel: Any) -> Any:
-    """The places [out, taps] that a kernel of `width` elements covers, stretched where the result is smaller; their weights; and
+    """The places [taps, out] that a kernel of `width` elements covers, stretched where the result is smaller; their weights; and
     which of them count."""
 
     def find(b: OpBuilder, own: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, dtype: DType) -> tuple[Value, ...]:
         scale = as_expr(_scale(own, out, factor, corners))
         whole = as_expr(_scale(own, out if out.is_number else sympy.Max(out, 1), factor, corners))
-        taps = 2 * as_expr(tsf.CeilToInt(0.5 * width * sympy.Max(whole, 1.0))) + 1
+        # Rounding may find one tap more, at an end of the kernel, where it is 0.
+        taps = as_expr(tsf.CeilToInt(width * sympy.Max(whole, 1.0)))
         stretch = b.maximum(b.full([], scale, dtype), 1.0)
         reach = b.mul(stretch, 0.5 * width)
-        centre = b.mul(b.add(b.iota([out, 1], 0, dtype), 0.5), scale)
+        centre = b.mul(b.add(b.iota([1, out], 1, dtype), 0.5), scale)
         low = b.maximum(b.convert(b.add(b.sub(centre, reach), 0.5), "i64"), 0)
         high = b.minimum(b.convert(b.add(b.add(centre, reach), 0.5), "i64"), own)
-        at = b.add(low, b.iota([out, taps], 1, "i64"))
+        at = b.add(low, b.iota([taps, out], 0, "i64"))
         far = b.mul(b.add(b.sub(b.convert(at, dtype), centre), 0.5), b.div(1.0, stretch))
         inside = b.ew(ew.Lt, at, high)
         w = b.select(inside, kernel(b, far), 0.0)
-        total = b.reduce(w, "sum", [1], keepdim=True)
+        total = b.reduce(w, "sum", [0], keepdim=True)
         w = b.div(w, b.select(b.ew(ew.Eq, total, 0.0), 1.0, total))  # given factors may point beyond the end
         return b.minimum(at, own - 1), w, inside
 
@@ -272,7 +273,7 @@ def _antialiased(find: Any) -> Any:
             at, w, inside = find(b, b.shape(x)[d], out, factor, corners, b.dtype(x))
             values = b.take(x, [at], [d], d)
             w, inside = (b.expand(v, b.shape(values), [d, d + 1]) for v in (w, inside))
-            x = b.reduce(b.select(inside, b.mul(values, w), 0.0), "sum", [d + 1])
+            x = b.reduce(b.select(inside, b.mul(values, w), 0.0), "sum", [d])
         return x
 
     return f

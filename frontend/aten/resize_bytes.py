@@ -16,7 +16,7 @@ _WEIGHT_BITS, _MOST_PLACES = 15, 22  # of whole weights, and binary places that 
 
 
 def byte_taps(find: Callable[..., Any]) -> Callable[..., tuple[Value, Value, Value]]:
-    """Of what finds taps one by one: their places [out, taps], each place once with the sum of its weights, as those beyond an edge
+    """Of what finds taps one by one: their places [taps, out], each place once with the sum of its weights, as those beyond an edge
     are on it, and the greatest weight that a sum comes by."""
 
     def table(b: OpBuilder, own: Any, out: Any, factor: Any, corners: bool, dtype: Any) -> tuple[Value, Value, Value]:
@@ -29,7 +29,7 @@ def byte_taps(find: Callable[..., Any]) -> Callable[..., tuple[Value, Value, Val
                 total = b.add(total, b.select(b.ew(ew.Eq, at, place), w, 0.0))
                 most = b.maximum(most, b.reduce(total, "max", [0], keepdim=True))
             places.append((b.minimum(place, own - 1), total))
-        at, weights = (b.concat([b.unsqueeze(x, 1) for x in column], 1) for column in zip(*places, strict=True))
+        at, weights = (b.concat([b.unsqueeze(x, 0) for x in column], 0) for column in zip(*places, strict=True))
         return at, weights, most
 
     return table
@@ -37,10 +37,10 @@ def byte_taps(find: Callable[..., Any]) -> Callable[..., tuple[Value, Value, Val
 
 def resized_bytes(b: OpBuilder, x: Value, sizes: Sequence[tuple[Any, Any]], corners: bool, find: Callable[..., Any]) -> Value:
     """x ui8 [.., H, W] -> ui8 [.., *sizes], rounded after each dim, the last one first. `find(b, size, result's size, factor,
-    corners, dtype)` gives places [out, taps], their weights, and a third value: the greatest weight [1], or which places count."""
+    corners, dtype)` gives places [taps, out], their weights, and a third value: the greatest weight [1], or which places count."""
     for d, (out, factor) in reversed(list(zip(range(b.rank(x) - len(sizes), b.rank(x)), sizes, strict=True))):
         at, w, third = find(b, b.shape(x)[d], out, factor, corners, _F64)
-        most = b.reduce(b.reduce(w, "max", [1]), "max", [0], keepdim=True) if b.dtype(third).is_bool else third
+        most = b.reduce(b.reduce(w, "max", [0]), "max", [0], keepdim=True) if b.dtype(third).is_bool else third
         powers = b.unary(ew.Exp2, b.iota([_MOST_PLACES], 0, _F64, start=1))
         fits = b.ew(ew.Lt, b.add(b.mul(powers, most), 0.5), float(1 << _WEIGHT_BITS))
         bits = b.reduce(b.convert(fits, "i32"), "sum", [0])  # binary places of the weights
@@ -49,7 +49,7 @@ def resized_bytes(b: OpBuilder, x: Value, sizes: Sequence[tuple[Any, Any]], corn
         values = b.convert(b.take(x, [at], [d], d), "i32")
         terms = b.mul(values, b.expand(w, b.shape(values), [d, d + 1]))
         half = b.op(ew.ShiftLeft, [b.full([], 1, "i32"), b.sub(bits, 1)])
-        total = b.add(b.convert(b.reduce(terms, "sum", [d + 1]), "i32"), half)
+        total = b.add(b.convert(b.reduce(terms, "sum", [d]), "i32"), half)
         whole = b.op(ew.ShiftRight, [total, b.expand(bits, b.shape(total))])
         x = b.convert(b.minimum(b.maximum(whole, 0), 255), "ui8")
     return x

@@ -82,7 +82,7 @@ def _through_kernel(find: Any) -> Callable[..., Value]:
         at, w, inside = find(b, own, b.shape(g)[d], factor, corners, b.dtype(g))
         shape = [*b.shape(g)[:d], *b.shape(at), *b.shape(g)[d + 1 :]]
         w, inside = (b.expand(v, shape, [d, d + 1]) for v in (w, inside))
-        return _sent_back(b, b.select(inside, b.mul(b.unsqueeze(g, d + 1), w), 0.0), d, own, at)
+        return _sent_back(b, b.select(inside, b.mul(b.unsqueeze(g, d), w), 0.0), d, own, at)
 
     return back
 

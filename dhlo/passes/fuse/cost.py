@@ -6,6 +6,7 @@ from typing import Any
 
 import sympy
 
+from dhlo.ir.dialect import attr
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.movement import Broadcast, Full, Iota, Reshape, Slice, Take, Transpose
 from dhlo.ir.types import from_mlir
@@ -30,7 +31,8 @@ def worth_storing(g: Graph, op: Any, readers: set[int], costs: Costs) -> bool:
 
 
 def _is_repeated(g: Graph, v: Value) -> bool:
-    """Views lead from v to a broadcast that makes more elements of it, or to a lookup that may read an element many times."""
+    """Views lead from v to a broadcast that makes more elements of it, or to a lookup that may read an element, or use an index,
+    many times."""
     todo = [v]
     while todo:
         v = todo.pop()
@@ -38,11 +40,17 @@ def _is_repeated(g: Graph, v: Value) -> bool:
             user = g.ops[u]
             if isinstance(user, Broadcast) and from_mlir(user.results[0]).numel != from_mlir(v).numel:
                 return True
-            if isinstance(user, Take) and user.operands[0] == v and not reads_fewer(user):
+            if isinstance(user, Take) and (not reads_fewer(user) if user.operands[0] == v else _looks_up_slices(user)):
                 return True
             if isinstance(user, (Reshape, Transpose, Slice, Broadcast)) and u not in g.unit:
                 todo.append(user.results[0])
     return False
+
+
+def _looks_up_slices(take: Any) -> bool:
+    """Indices run along the results' last dim, where each vector computes its own, and are used for several slices of the table."""
+    out, index = from_mlir(take.results[0]), from_mlir(take.operands[1])
+    return bool(attr(take, "at") + index.rank == out.rank and out.numel != index.numel)
 
 
 def reads_fewer(take: Any) -> bool:

@@ -1,0 +1,105 @@
+"""Lookups whose indices rise along the vectors: a load and a permutation where they lie close together, a gather elsewhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.export import Dim, export
+
+import dhlo
+from tests.test_memory_bounds import guarded
+
+A: Any = Dim.AUTO
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Call(torch.nn.Module):
+    def __init__(self, f: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, *args):
+        return self.f(*args)
+
+
+def table(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(shape).to(dtype)
+    return torch.randint(0, 2 if dtype is torch.bool else 120, shape).to(dtype)
+
+
+_KINDS = [*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize(("dtype", "last"), [(torch.float32, False), *((d, True) for d in _KINDS)])
+def test_lookups_at_arithmetic_places(dtype: torch.dtype, last: bool) -> None:
+    """Places that lie close, far apart, fall, repeat, or rise and fall, of which all look as if they rose."""
+
+    def f(x: torch.Tensor, steps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        n, i = x.shape[-1 if last else -2], torch.arange(steps.shape[0])
+        half, thrice = i // 2, 3 * i
+        near = (i.float() * 0.37).floor().long()
+        parabola = ((i - 9) * (i - 9)).clamp(max=300)
+        places = [half, thrice, near, i * 0, 300 - near, parabola, (i - 20).clamp(min=0), (i * 20).clamp(max=250) + i // 64]
+        return tuple(x[..., p.clamp(0, n - 1)] if last else x[..., p.clamp(0, n - 1), :] for p in places)
+
+    example = (table(3, 40, 40, dtype=dtype), torch.zeros(50))
+    model = dhlo.compile(export(Call(f), example, dynamic_shapes=(({1: A, 2: A}, {0: A}),)))
+    rng = random.Random(0)
+    for count in [2, 15, 16, 17, 31, 32, 33, 47, 100, *(rng.randint(2, 150) for _ in range(6))]:
+        x = table(3, rng.randint(2, 400), rng.randint(2, 400), dtype=dtype)
+        args = (x, torch.zeros(count))
+        torch.testing.assert_close(model(*args), f(*args), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("mode", ("nearest", "bilinear", "bicubic", "area"))
+def test_images_of_any_size(mode: str, dtype: torch.dtype) -> None:
+    if mode == "nearest" and dtype is torch.float64:
+        pytest.skip("which of two elements is nearest is rounded in another way")
+
+    def f(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size=like.shape, mode=mode)
+
+    example = (table(2, 3, 20, 20, dtype=dtype), torch.zeros(30, 30))
+    model = dhlo.compile(export(Call(f), example, dynamic_shapes=(({0: A, 2: A, 3: A}, {0: A, 1: A}),)))
+    rng, tolerance = random.Random(1), {torch.float64: 1e-6, torch.float32: 2e-5}.get(dtype, 2e-2)
+    for _ in range(25):
+        x = table(rng.randint(2, 3), 3, rng.randint(2, 70), rng.randint(2, 70), dtype=dtype)
+        like = torch.zeros(rng.randint(2, 150), rng.randint(2, 150))
+        torch.testing.assert_close(model(x, like), f(x, like), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("mode", ("bilinear", "bicubic"))
+def test_antialiased_images_of_any_size(mode: str) -> None:
+    def f(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size=like.shape, mode=mode, antialias=True)
+
+    model = dhlo.compile(
+        export(Call(f), (torch.randn(2, 3, 20, 20), torch.zeros(30, 30)), dynamic_shapes=(({0: A, 2: A, 3: A}, {0: A, 1: A}),))
+    )
+    rng = random.Random(2)
+    for k in range(40):
+        h, w = rng.randint(2, 70), rng.randint(2, 70)
+        to = [(rng.randint(2, 150), rng.randint(2, 150)), (h, w), (2 * h, 3 * w), (h // 3 + 2, w // 2 + 1)][k % 4]
+        x = torch.randn(2, 3, h, w)
+        torch.testing.assert_close(model(x, torch.zeros(to)), f(x, torch.zeros(to)), rtol=1e-5, atol=3e-6)
+
+
+def test_places_of_lanes_that_read_nothing() -> None:
+    """Around a padded image lookups are masked, and lanes without an element may point anywhere."""
+
+    def f(x: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        i = torch.arange(steps.shape[0])
+        return F.pad(x, (5, 3))[..., (i // 2).clamp(max=x.shape[-1] + 7)] + F.pad(x[..., i // 3], (40, 1))[..., : steps.shape[0]]
+
+    example = (torch.randn(3, 40), torch.zeros(50))
+    model = dhlo.compile(export(Call(f), example, dynamic_shapes=(({0: A, 1: A}, {0: A}),)))
+    for n, count in [(40, 50), (20, 16), (6, 17), (11, 33), (300, 200), (70, 45)]:
+        x = guarded(torch.randn(3, n))
+        torch.testing.assert_close(model(x, torch.zeros(count)), f(x, torch.zeros(count)), rtol=0, atol=0)

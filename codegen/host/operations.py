@@ -14,7 +14,7 @@ from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import Lowering
-from dhlo.codegen.families.scatter.nonzero import emit_nonzero
+from dhlo.codegen.families.scatter.nonzero import Counted, count_nonzero, fill_nonzero
 from dhlo.codegen.families.sort.unique import emit_unique, unique_scratch
 from dhlo.codegen.host.arguments import Arguments
 from dhlo.codegen.host.contract import emit_contract
@@ -68,6 +68,7 @@ class _Operations:
         self.host, self.fn = host, host.fn
         self.memory = Memory(host)
         self.arguments = Arguments(host, self.memory)
+        self.counted: dict[str, Counted] = {}  # by symbol
         self.collectives = {op.results[0]: n for n, op in enumerate(collectives_of(host.block))}
 
     def function(self) -> None:
@@ -182,18 +183,18 @@ class _Operations:
         host.sizes.symbols[attr(op, "symbol")] = x
 
     def _count_nonzero(self, op: CountNonzero) -> None:
-        host, t, cell = self.host, from_mlir(op.operands[0]), self.fn.alloca(1, I64, 8)
-        count, _ = emit_nonzero(host.module, t.dtype, t.rank)
-        n = host.size(t.numel)
-        host.launch(count, [host.pointer(op.operands[0]), n, cell], 1, 1)
-        self._define(op, cell, n)
+        host, (x,) = self.host, op.operands
+        n = host.size(from_mlir(x).numel)
+        counted = count_nonzero(host, host.pointer(x), n, from_mlir(x).dtype)
+        self.counted[attr(op, "symbol")] = counted
+        self._define(op, lambda: counted.add_up(self.fn), n)
 
     def _fill_nonzero(self, op: FillNonzero) -> None:
-        host, t = self.host, from_mlir(op.operands[0])
-        _, fill = emit_nonzero(host.module, t.dtype, t.rank)
-        self.memory.place_results(list(op.results), op)
-        x, y, dims = host.pointer(op.operands[0]), host.pointer(op.results[0]), [host.size(s) for s in t.shape]
-        host.launch(fill, [x, host.size(t.numel), y, *dims], 1, 1)
+        host, (x,), (y,) = self.host, op.operands, op.results
+        t, counted = from_mlir(x), self.counted[attr(op, "number")]
+        self.memory.place_results([y], op)
+        n, dims = host.size(t.numel), [host.size(s) for s in t.shape]
+        fill_nonzero(host, counted, host.pointer(x), dims, n, host.pointer(y), t.dtype)
         host.check_status()
 
     def _find_unique(self, op: FindUnique) -> None:
@@ -203,7 +204,7 @@ class _Operations:
         cell, n = fn.alloca(1, I64, 8), host.size(t.numel)
         x, inverse = host.pointer(op.operands[0]), host.pointer(op.results[0])
         host.launch(find, [x, n, inverse, cell], 1, 1, host.size(unique_scratch(t.dtype, t.numel, fn.lanes)))
-        self._define(op, cell, n)
+        self._define(op, lambda: fn.load(cell, I64), n)
 
     def _fill_unique(self, op: FillUnique) -> None:
         host, t = self.host, from_mlir(op.operands[0])
@@ -213,12 +214,12 @@ class _Operations:
         host.launch(fill, [x, host.size(t.numel), inverse, host.size(parse(attr(op, "number"))), values, counts], 1, 1)
         host.check_status()
 
-    def _define(self, op: Op, cell: V, most: V) -> None:
-        """The op's symbol has its value in `cell` now, not above `most`."""
+    def _define(self, op: Op, number: Callable[[], V], most: V) -> None:
+        """Gives the op's symbol its value, not above `most`, which is known once a launch has run."""
         host, fn = self.host, self.fn
         host.check_status()
         host.end_plan(host.planning)
-        host.sizes.symbols[attr(op, "symbol")] = fn.define(fn.load(cell, I64), 0, fn.interval(most)[1])
+        host.sizes.symbols[attr(op, "symbol")] = fn.define(number(), 0, fn.interval(most)[1])
 
     def _random_key(self, op: RandomKey) -> None:
         """Takes a draw from the session's generator."""

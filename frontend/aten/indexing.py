@@ -57,8 +57,9 @@ def _columns(b: OpBuilder, x: Value) -> list[Value]:
     return [b.pick(index, 1, d) for d in range(b.rank(x))]
 
 
-def _indices(b: OpBuilder, x: Value, index: Sequence[Value | None]) -> tuple[list[int], list[Value], int]:
-    """Indexed dims, an integer tensor for each, and the result dim where their common shape goes."""
+def _indices(b: OpBuilder, x: Value, index: Sequence[Value | None]) -> tuple[Value, list[int], list[Value], int]:
+    """x, of which dims that one mask is for are one; indexed dims, an integer tensor for each, and the result dim where their
+    common shape goes."""
     dims: list[int] = []
     tensors: list[Value] = []
     d = 0
@@ -68,6 +69,8 @@ def _indices(b: OpBuilder, x: Value, index: Sequence[Value | None]) -> tuple[lis
         elif b.dtype(i).name in ("i1", "ui8"):
             for own, size in zip(b.shape(i), b.shape(x)[d:], strict=False):
                 b.dims.same(own, size)
+            if b.rank(i) > 1:
+                x, i = b.reshape(x, _one_dim(b, x, d, b.rank(i))), b.reshape(i, [b.type(i).numel])
             for column in _columns(b, i):
                 dims.append(d)
                 tensors.append(column)
@@ -77,14 +80,20 @@ def _indices(b: OpBuilder, x: Value, index: Sequence[Value | None]) -> tuple[lis
             tensors.append(i)
             d += 1
     together = dims == list(range(dims[0], dims[0] + len(dims)))
-    return dims, tensors, dims[0] if together else 0
+    return x, dims, tensors, dims[0] if together else 0
+
+
+def _one_dim(b: OpBuilder, x: Value, d: int, n: int) -> list[sympy.Expr]:
+    """The shape of x with n dims from d on as one."""
+    shape = list(b.shape(x))
+    return [*shape[:d], product(shape[d : d + n]), *shape[d + n :]]
 
 
 @lowers(A.index.Tensor, A._unsafe_index.Tensor)
 def _index(b: OpBuilder, x: Value, index: Sequence[Value | None]) -> Value:
     if all(i is None for i in index):
         return x
-    dims, tensors, at = _indices(b, x, index)
+    x, dims, tensors, at = _indices(b, x, index)
     return b.take(x, tensors, dims, at, wrap=True)
 
 
@@ -153,9 +162,10 @@ def _where_indices(b: OpBuilder, x: Value) -> list[Value]:
 @lowers(A.masked_select.default)
 def _masked_select(b: OpBuilder, x: Value, mask: Value) -> Value:
     shape = b.broadcast_shape(b.shape(x), b.shape(mask))
+    whole = b.rank(x) == len(shape) and all(b.dims.equal(m, n) for m, n in zip(b.shape(x), shape, strict=True))
     x, mask = b.expand(x, shape), b.expand(mask, shape)
-    if not shape:
-        x, mask = b.reshape(x, [1]), b.reshape(mask, [1])
+    if whole:  # what is repeated isn't stored to be one dim
+        x, mask = (b.reshape(v, [product(shape)]) for v in (x, mask))
     return b.take(x, _columns(b, mask), list(range(b.rank(x))), 0)
 
 
@@ -234,8 +244,9 @@ def _index_put(
     if mask is not None and b.dtype(mask).is_bool and not accumulate and b.type(values).numel == 1:
         wide = b.expand(b.reshape(mask, [*b.shape(mask), *[1] * (b.rank(x) - b.rank(mask))]), b.shape(x))
         return b.select(wide, b.reshape(values, []), x, dtype=b.dtype(x))
-    dims, tensors, at = _indices(b, x, index)
-    return scatter(b, x, tensors, values, dims, at, "add" if accumulate else "set", wrap=True)
+    shape = b.shape(x)
+    x, dims, tensors, at = _indices(b, x, index)
+    return b.reshape(scatter(b, x, tensors, values, dims, at, "add" if accumulate else "set", wrap=True), shape)
 
 
 def _at_dim(b: OpBuilder, x: Value, dim: int, index: Value, source: Value, how: str, wrap: bool = False) -> Value:
@@ -332,14 +343,14 @@ def _reduced(
 
 @lowers(A._unsafe_masked_index.default)
 def _masked_index(b: OpBuilder, x: Value, mask: Value, index: Sequence[Value | None], fill: Any) -> Value:
-    dims, tensors, at = _indices(b, x, _clamped(b, x, index))
+    _, dims, tensors, at = _indices(b, x, _clamped(b, x, index))
     y = b.take(x, tensors, dims, at)
     return b.select(b.expand(mask, b.shape(y)), y, fill, dtype=b.dtype(x))
 
 
 @lowers(A._unsafe_masked_index_put_accumulate.default)
 def _masked_index_put(b: OpBuilder, x: Value, mask: Value, index: Sequence[Value | None], values: Value) -> Value:
-    dims, tensors, at = _indices(b, x, _clamped(b, x, index))
+    _, dims, tensors, at = _indices(b, x, _clamped(b, x, index))
     return scatter(b, x, tensors, b.select(mask, values, 0, dtype=b.dtype(x)), dims, at, "add")
 
 

@@ -14,7 +14,7 @@ from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import Lowering
-from dhlo.codegen.families.scatter.nonzero import Counted, count_nonzero, fill_nonzero
+from dhlo.codegen.families.scatter.nonzero import COUNTS, Counted, count_nonzero, fill_nonzero
 from dhlo.codegen.families.sort.unique import emit_unique, unique_scratch
 from dhlo.codegen.host.arguments import Arguments
 from dhlo.codegen.host.contract import emit_contract
@@ -22,7 +22,7 @@ from dhlo.codegen.host.control import emit_cond, emit_while
 from dhlo.codegen.host.memory import Memory
 from dhlo.codegen.host.program import HOST_PROGRAM, HostProgram
 from dhlo.codegen.kernel_ir.builder import F64, I8, I32, I64, PTR, V
-from dhlo.errors import CompileError
+from dhlo.errors import CompileError, InternalError
 from dhlo.ir.collectives import collectives_of
 from dhlo.ir.dialect import Kind, Op, attr, defining
 from dhlo.ir.handles import Block, Module, Value
@@ -68,7 +68,8 @@ class _Operations:
         self.host, self.fn = host, host.fn
         self.memory = Memory(host)
         self.arguments = Arguments(host, self.memory)
-        self.counted: dict[str, Counted] = {}  # by symbol
+        self.counts: V | None = None  # of the parts of what was counted last: an array for all, so that the stack stays small
+        self.counted: tuple[str, Counted] | None = None  # with the symbol
         self.collectives = {op.results[0]: n for n, op in enumerate(collectives_of(host.block))}
 
     def function(self) -> None:
@@ -185,13 +186,17 @@ class _Operations:
     def _count_nonzero(self, op: CountNonzero) -> None:
         host, (x,) = self.host, op.operands
         n = host.size(from_mlir(x).numel)
-        counted = count_nonzero(host, host.pointer(x), n, from_mlir(x).dtype)
-        self.counted[attr(op, "symbol")] = counted
+        if self.counts is None:
+            self.counts = self.fn.alloca(COUNTS, I64, 8)
+        counted = count_nonzero(host, host.pointer(x), n, from_mlir(x).dtype, self.counts)
         self._define(op, lambda: counted.add_up(self.fn), n)
+        self.counted = attr(op, "symbol"), counted
 
     def _fill_nonzero(self, op: FillNonzero) -> None:
         host, (x,), (y,) = self.host, op.operands, op.results
-        t, counted = from_mlir(x), self.counted[attr(op, "number")]
+        t, (symbol, counted) = from_mlir(x), self.counted or ("", None)
+        if symbol != attr(op, "number") or counted is None:
+            raise InternalError(f"{op.OPERATION_NAME} at {where(op)} doesn't follow what counts {attr(op, 'number')}")
         self.memory.place_results([y], op)
         n, dims = host.size(t.numel), [host.size(s) for s in t.shape]
         fill_nonzero(host, counted, host.pointer(x), dims, n, host.pointer(y), t.dtype)

@@ -18,11 +18,12 @@ from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.codegen.kernel_ir.values import FLOATS
 from dhlo.ir.types import DType
 
-__all__ = ["Counted", "count_nonzero", "fill_nonzero"]
+__all__ = ["COUNTS", "Counted", "count_nonzero", "fill_nonzero"]
 
 _CHUNK: Final = 4096
 """Elements; twice as many are numbers of i16 and, with a half added, of f32."""
 _MOST_PARTS: Final = 128
+COUNTS: Final = _MOST_PARTS + 1
 _WORD: Final = 64
 _I16: Final = "i16"
 _TABLE: Final = "nonzero_places"
@@ -39,23 +40,18 @@ class Counted:
     def add_up(self, fn: Fn) -> V:
         """Once the launch has run: makes of the numbers where in the result each part begins, and of one more where it ends, which
         is returned."""
-        with fn.wrapping(), fn.loop(0, self.parts, 1, [fn.const(0, I64)]) as part:
-            cell, before = fn.gep(self.counts, part.iv, I64), part.carried[0]
-            after = fn.add(before, fn.load(cell, I64))
-            fn.store(before, cell)
-            part.yield_(after)
-        fn.store(part.results[0], fn.gep(self.counts, self.parts, I64))
-        return part.results[0]
+        total = fn.call(_adder(fn.module), [self.counts, self.parts], I64)
+        assert total is not None
+        return total
 
 
-def count_nonzero(host: HostContext, x: V, n: V, dtype: DType) -> Counted:
-    """Writes the launch that counts the non-zero ones of n elements."""
+def count_nonzero(host: HostContext, x: V, n: V, dtype: DType, counts: V) -> Counted:
+    """Writes the launch that counts the non-zero ones of n elements. `counts` has room for `COUNTS` numbers."""
     fn = host.fn
     with fn.wrapping():  # the elements are in memory, so none of these leaves 64 bits
         size = fn.mul(fn.max(fn.ceildivu(n, _CHUNK * _MOST_PARTS), 1), _CHUNK)
         parts = fn.ceildivu(n, size)
         grain = grain_of(host, size)
-    counts = fn.alloca(_MOST_PARTS + 1, I64, 8)
     host.launch(_count_kernel(host.module, dtype), [x, n, size, counts], parts, grain)
     return Counted(counts, size, parts)
 
@@ -70,6 +66,23 @@ def fill_nonzero(host: HostContext, counted: Counted, x: V, dims: Sequence[V], n
         grain = grain_of(host, fn.mul(counted.size, 2 + 2 * rank))
     scratch = (_CHUNK + _WORD) * BITS[_I16] // 8
     host.launch(kernel, [x, n, counted.size, counted.counts, y, *dims], counted.parts, grain, scratch)
+
+
+def _adder(module: KernelModule) -> str:
+    """i64 add_up(counts, parts)"""
+    name = "nonzero_add_up"
+    if name not in module.functions:
+        fn = Fn(module, name, [("counts", PTR), ("parts", I64)], I64, noinline=True)
+        counts, parts = fn.args
+        with fn.loop(0, parts, 1, [fn.const(0, I64)]) as part:
+            cell, before = fn.gep(counts, part.iv, I64), part.carried[0]
+            after = fn.add(before, fn.load(cell, I64))
+            fn.store(before, cell)
+            part.yield_(after)
+        fn.store(part.results[0], fn.gep(counts, parts, I64))
+        fn.ret(part.results[0])
+        fn.done()
+    return name
 
 
 def _count_kernel(module: KernelModule, dtype: DType) -> str:
@@ -118,17 +131,8 @@ def _word(fn: Fn, x: V, i: V, hi: V, mem: str) -> V:
     """64 elements from i on as bits, 0 past `hi`."""
 
     def whole() -> list[V]:
-        lanes = min(fn.target.lanes(mem), _WORD)
-        word: V | None = None
-        for first in range(0, _WORD, lanes):
-            p = fn.gep(x, fn.add(i, first), mem)
-            found = _is_set(fn, fn.load(p, vec(_integer(mem), lanes), BITS[mem] // 8), mem)
-            bits = fn.op(f"i{lanes}", f"llvm.bitcast {found.name} : {found.type} to i{lanes}")
-            if lanes < _WORD:
-                bits = fn.op(I64, f"llvm.zext {bits.name} : {bits.type} to {I64}")
-            word = bits if word is None else fn.or_(word, fn.shl(bits, first))
-        assert word is not None
-        return [word]
+        found = _is_set(fn, fn.load(fn.gep(x, i, mem), vec(_integer(mem), _WORD), BITS[mem] // 8), mem)
+        return [fn.op(I64, f"llvm.bitcast {found.name} : {found.type} to {I64}")]
 
     def rest() -> list[V]:
         with fn.loop(i, hi, 1, [fn.const(0, I64)]) as lp:

@@ -6,7 +6,21 @@ import math
 from typing import Any
 
 from dhlo.codegen.elementwise.script import script
-from dhlo.codegen.families.factor.vectors import abs1, add_scaled, copy, dot, matrix, number, real, scale, squares, swap
+from dhlo.codegen.families.factor.vectors import (
+    abs1,
+    add_scaled,
+    copy,
+    dot,
+    eliminate,
+    is_complex,
+    matrix,
+    number,
+    real,
+    scale,
+    squares,
+    subtract_rows,
+    swap,
+)
 
 __all__ = ["cholesky", "determinant", "lu", "triangular_solve"]
 
@@ -29,6 +43,8 @@ def _eliminate(rows: int, cols: int, a: Any, w: Any, pivots: Any) -> int:
         if pivot == 0.0:
             if info == 0:
                 info = k + 1
+        elif not is_complex(w[k]):
+            eliminate(rows - k - 1, cols - k - 1, w, k)
         else:
             for i in range(k + 1, rows):
                 factor = w[i, k] / pivot
@@ -52,7 +68,7 @@ def determinant(n: int, a: Any, det: Any, sign: Any, logs: Any, work: Any, reals
     `reals`."""
     w = matrix(work, n)
     _eliminate(n, n, a, w, reals)
-    total, unit, log = number(work, 1.0, 0.0), number(work, 1.0, 0.0), 0.0
+    total, unit, log, run = number(work, 1.0, 0.0), number(work, 1.0, 0.0), 0.0, 1.0
     for i in range(n):
         x = w[i, i]
         size = abs(x)
@@ -60,8 +76,13 @@ def determinant(n: int, a: Any, det: Any, sign: Any, logs: Any, work: Any, reals
             total, unit = -total, -unit
         total = total * x
         unit = unit * (x / size) if size != 0.0 else 0.0 * unit
-        log += math.log(size) if size != 0.0 else -math.inf
-    det[0], sign[0], logs[0] = total, unit, log
+        if size > 1e-150 and size < 1e150:  # a logarithm for as many as have a product
+            run = run * size
+            if run < 1e-150 or run > 1e150:
+                log, run = log + math.log(run), 1.0
+        else:
+            log += math.log(size) if size != 0.0 else -math.inf
+    det[0], sign[0], logs[0] = total, unit, log + math.log(run)
 
 
 @script
@@ -87,9 +108,12 @@ def triangular_solve(n: int, m: int, a: Any, b: Any, out: Any, work: Any, upper:
     copy(n, m, b, w)
     for t in range(n):
         i = n - 1 - t if upper else t
-        for s in range(t):
-            j = n - 1 - s if upper else s
-            add_scaled(m, -a[i, j], w[j], w[i])
+        first = i + 1 if upper else 0
+        if not is_complex(w[i]):
+            subtract_rows(t, m, a[i, first:], w, first, w[i])
+        else:
+            for j in range(first, first + t):
+                add_scaled(m, -a[i, j], w[j], w[i])
         if not unit:
             scale(m, 1.0 / a[i, i], w[i])
     copy(n, m, w, out)

@@ -6,21 +6,8 @@ import math
 from typing import Any
 
 from dhlo.codegen.elementwise.script import script
-from dhlo.codegen.families.factor.vectors import (
-    abs1,
-    add_scaled,
-    copy,
-    dot,
-    eliminate,
-    is_complex,
-    matrix,
-    number,
-    real,
-    scale,
-    squares,
-    subtract_rows,
-    swap,
-)
+from dhlo.codegen.families.factor.rows import eliminate, subtract_above, subtract_rows
+from dhlo.codegen.families.factor.vectors import abs1, add_scaled, conj, copy, is_complex, matrix, number, real, scale, swap
 
 __all__ = ["cholesky", "determinant", "lu", "triangular_solve"]
 
@@ -88,17 +75,25 @@ def determinant(n: int, a: Any, det: Any, sign: Any, logs: Any, work: Any, reals
 @script
 def cholesky(n: int, a: Any, out: Any, info: Any, work: Any) -> None:
     """L L^H = a, of whose lower triangle alone is read; the order of the first leading minor that isn't positive, or 0."""
-    w = matrix(work, n)
+    w = matrix(work, n)  # L^H
     info[0] = 0
-    for i in range(n):
-        for j in range(i):
-            w[i, j] = (a[i, j] - dot(j, w[j], w[i])) / real(w[j, j])
-        rest = real(a[i, i]) - squares(i, w[i])
+    for k in range(n):
+        for j in range(k, n):
+            w[k, j] = conj(a[j, k])
+        if not is_complex(w[k]):
+            subtract_above(n - k, w, k)
+        else:
+            for i in range(k):
+                add_scaled(n - k, -conj(w[i, k]), w[i, k:], w[k, k:])
+        rest = real(w[k, k])
         if not rest > 0.0 and info[0] == 0:
-            info[0] = i + 1
-        w[i, i] = math.sqrt(rest) if rest > 0.0 else math.nan
+            info[0] = k + 1
+        root = math.sqrt(rest) if rest > 0.0 else math.nan
+        w[k, k] = root
+        scale(n - k - 1, 1.0 / root, w[k, k + 1 :])
+    for i in range(n):
         for j in range(n):
-            out[i, j] = w[i, j] if j <= i else number(work, 0.0, 0.0)
+            out[i, j] = conj(w[j, i]) if j <= i else number(work, 0.0, 0.0)
 
 
 @script

@@ -27,6 +27,7 @@ from tests import (
     op_cases_opaque,
     op_cases_quantised,
     op_cases_recurrence,
+    op_cases_vision,
 )
 from tests.fuzz.guarded import guarded, isolated
 from tests.programs import SOURCE, Module, Part, plain, t
@@ -39,6 +40,7 @@ CASES = {
     **op_cases_quantised.CASES,
     **op_cases_factor.CASES,
     **op_cases_recurrence.CASES,
+    **op_cases_vision.CASES,
 }
 HOST = {c.OPERATION_NAME for c in OPS.values() if c.__module__ == host.__name__}  # passes write them, of others' cases
 COLLECTIVE = {c.OPERATION_NAME for c in OPS.values() if issubclass(c, Collective)}

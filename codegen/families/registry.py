@@ -24,6 +24,7 @@ from dhlo.codegen.families.reduce.step import ArgReduceFamily, ReductionFamily
 from dhlo.codegen.families.scan.step import ScanFamily
 from dhlo.codegen.families.scatter.step import WriteFamily
 from dhlo.codegen.families.sort.step import HistogramFamily, LexSortFamily, SearchSortedFamily, SortFamily, TopKFamily
+from dhlo.codegen.families.vision.step import VisionFamily
 from dhlo.codegen.kernel_ir.launch import is_kernel
 from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, attr, to_attr
@@ -61,6 +62,7 @@ FAMILIES: tuple[type[Family], ...] = (
     SearchSortedFamily,
     SortFamily,
     TopKFamily,
+    VisionFamily,
     WriteFamily,
 )
 """Every family; a group has exactly one."""

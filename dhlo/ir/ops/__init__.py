@@ -18,6 +18,7 @@ from dhlo.ir.ops import (
     recurrence,
     sequence,
     special,
+    vision,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "recurrence",
     "sequence",
     "special",
+    "vision",
 ]

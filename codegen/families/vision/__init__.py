@@ -1,0 +1,1 @@
+"""Boxes of detectors, regions of images, and samples at computed places."""

@@ -1,0 +1,33 @@
+"""Boxes, regions and samples of groups, each one launch."""
+
+from __future__ import annotations
+
+from dhlo.codegen.families.family import KernelFamily
+from dhlo.codegen.families.kernel import Launch
+from dhlo.codegen.families.lowering import anchor_of
+from dhlo.codegen.families.vision.align import lower_roi_align
+from dhlo.codegen.families.vision.columns import lower_sampled_columns
+from dhlo.codegen.families.vision.pool import lower_roi_pool
+from dhlo.codegen.families.vision.suppress import lower_suppress
+from dhlo.ir.dialect import Kind
+from dhlo.ir.ops.vision import RoiAlign, RoiPool, SampledColumns, Suppress
+
+__all__ = ["VisionFamily"]
+
+_KERNELS = {
+    RoiAlign: lower_roi_align,
+    RoiPool: lower_roi_pool,
+    SampledColumns: lower_sampled_columns,
+    Suppress: lower_suppress,
+}
+
+
+class VisionFamily(KernelFamily):
+    """What detectors compute of boxes, regions and places."""
+
+    anchor = Kind.OPAQUE.value
+    ops = tuple(_KERNELS)
+
+    def lower(self) -> Launch:
+        op = anchor_of(self.group, Kind.OPAQUE)
+        return _KERNELS[type(op)](self.low, self.group, op)

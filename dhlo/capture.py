@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._library.fake_impl import FakeImplCtx
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
@@ -46,7 +47,7 @@ def as_exported(program: Any, args: Sequence[Any] | None, kwargs: Mapping[str, A
     args, kwargs = tuple(args or ()), dict(kwargs or {})
     wanted = _all_dynamic(program, args, kwargs) if dynamic_shapes is None else dynamic_shapes
     try:
-        exported = torch.export.export(program, args, kwargs, dynamic_shapes=wanted)
+        exported = _export(program, args, kwargs, wanted)
     except Exception as e:  # torch.export raises whatever the module and its own parts raise
         raise CompileError(f"torch.export.export failed: {e}", hint="export it yourself to see where") from e
     if dynamic_shapes is None:
@@ -55,6 +56,30 @@ def as_exported(program: Any, args: Sequence[Any] | None, kwargs: Mapping[str, A
             _LOG.warning("fixed, since the example has size 0 or 1 there: %s; give an example of 2 or more", ", ".join(fixed))
     _LOG.info("exported with %s", describe_dims(exported))
     return exported
+
+
+def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: Any) -> ExportedProgram:
+    """torch.export.export, where it can be with results of any size that operators count, 0 and 1 included. Those that make its
+    symbol by `create_unbacked_symint` promise 2 or more, as torchvision::nms does, which may keep one box or none."""
+    asked = False
+
+    def any_size(context: FakeImplCtx, *, min: int = 0, max: int | None = None) -> torch.SymInt:
+        nonlocal asked
+        asked = True
+        return context.new_dynamic_size(min=min, max=max)
+
+    as_it_is = getattr(FakeImplCtx, "create_unbacked_symint", None)
+    if as_it_is is None:  # it is deprecated
+        return torch.export.export(module, args, kwargs, dynamic_shapes=wanted)
+    setattr(FakeImplCtx, "create_unbacked_symint", any_size)  # noqa: B010
+    try:
+        return torch.export.export(module, args, kwargs, dynamic_shapes=wanted)
+    except Exception:
+        if not asked:
+            raise
+    finally:
+        setattr(FakeImplCtx, "create_unbacked_symint", as_it_is)  # noqa: B010
+    return torch.export.export(module, args, kwargs, dynamic_shapes=wanted)  # the module may ask whether there are any
 
 
 def _a(name: str) -> str:

@@ -38,7 +38,7 @@ _FLOAT32 = frozenset(
     multi_margin_loss multilabel_margin_loss multilabel_margin_loss_forward nanquantile nanquantile.scalar nll_loss nll_loss2d orgqr
     ormqr pinverse poisson_nll_loss polar prod prod.dim_int qr quantile quantile.scalar reflection_pad1d
     reflection_pad2d replication_pad1d replication_pad2d replication_pad3d smooth_l1_loss soft_margin_loss stft stft.center svd
-    trace triangular_solve triplet_margin_loss view_as_complex
+    trace triangular_solve triplet_margin_loss view_as_complex torchvision::nms torchvision::roi_align
 """.split()
 )
 _PROMOTE = frozenset(["cat", "stack", "index_copy"])

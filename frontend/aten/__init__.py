@@ -39,6 +39,7 @@ from dhlo.frontend.aten import (
     torchao,
     transformer,
     unique,
+    vision,
     writes,
 )
 
@@ -81,5 +82,6 @@ __all__ = [
     "torchao",
     "transformer",
     "unique",
+    "vision",
     "writes",
 ]

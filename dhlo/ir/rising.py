@@ -11,7 +11,7 @@ from dhlo.ir.types import from_mlir
 
 __all__ = ["rises"]
 
-_KEEPS = (ew.Floor, ew.Ceil, ew.Round, ew.Convert, ew.Add, ew.Sub, ew.Mul, ew.Div, ew.Maximum, ew.Minimum)
+_KEEPS = (ew.Floor, ew.Ceil, ew.Round, ew.Convert, ew.Add, ew.Sub, ew.Mul, ew.Div, ew.FloorDiv, ew.Maximum, ew.Minimum)
 
 
 def rises(v: Value, depth: int = 16) -> bool:

@@ -299,6 +299,7 @@ by_parts(
     A.as_strided_copy.default,
     A.as_strided_scatter.default,
     A.channel_shuffle.default,
+    A.col2im.default,
     A.detach_copy.default,
     A.diag.default,
     A.diag_embed.default,

@@ -297,29 +297,6 @@ def _column_stack(b: OpBuilder, xs: Sequence[Value]) -> Value:
     return movement.cat(b, [b.reshape(x, [b.type(x).numel, 1]) if b.rank(x) < 2 else x for x in xs], 1)
 
 
-@lowers(A.im2col.default)
-def _im2col(
-    b: OpBuilder,
-    x: Value,
-    window: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> Value:
-    """Columns [B, C * kh * kw, L] of the windows of x [B, C, H, W]."""
-    lead = [0] * (b.rank(x) - 2)
-    x = b.pad(x, [*lead, *padding], [*lead, *padding], 0.0)
-    for k, (size, gap, step) in enumerate(zip(window, dilation, stride, strict=True)):
-        d = b.rank(x) - 2 + (0 if k == 0 else 1)
-        n = FloorDiv(b.shape(x)[d] - gap * (size - 1) - 1, step) + 1
-        at = b.add(b.iota([size, n], 0, "i64", step=gap), b.iota([size, n], 1, "i64", step=step))
-        x = b.take(x, [at], [d], d)
-    *front, c, kh, oh, kw, ow = b.shape(x)
-    r = len(front)
-    x = b.transpose(x, [*range(r), r, r + 1, r + 3, r + 2, r + 4])
-    return b.reshape(x, [*front, c * kh * kw, oh * ow])
-
-
 @lowers(A._trilinear.default)
 def _trilinear(
     b: OpBuilder, x: Value, y: Value, z: Value, new_x: Any, new_y: Any, new_z: Any, summed: Sequence[int], unroll_dim: int = 1

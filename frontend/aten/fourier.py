@@ -12,6 +12,7 @@ from torch.utils._sympy.functions import FloorDiv
 from dhlo.errors import CompileError
 from dhlo.frontend.aten import resize  # noqa: F401  (whose padding stft uses)
 from dhlo.frontend.aten.complex import Complex
+from dhlo.frontend.aten.overlap import overlapped
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.compat import aten as A
 from dhlo.frontend.compat import prims as P
@@ -236,20 +237,6 @@ def _stft_centred(
     return _stft(b, x, n, hop, length, window, *args, **kwargs)
 
 
-def _overlapped(b: OpBuilder, frames: Value, hop: Any, start: Any, size: Any) -> Value:
-    """Sums of frames [.., F, n] laid `hop` apart, from `start` on: [.., size]; zeros past the last frame."""
-    d = b.rank(frames) - 2
-    count, n = b.shape(frames)[d:]
-    shape = [as_expr(size), FloorDiv(n + hop - 1, hop)]  # the frames over one sample
-    t, back = b.iota(shape, 0, "i64", start=start), b.iota(shape, 1, "i64")
-    frame = b.sub(b.floordiv(t, hop), back)
-    place = b.sub(t, b.mul(frame, hop))
-    inside = b.ew(ew.And, b.ew(ew.And, b.ew(ew.Ge, frame, 0), b.ew(ew.Lt, frame, count)), b.ew(ew.Lt, place, n))
-    at = [b.minimum(b.maximum(i, 0), s - 1) for i, s in ((frame, count), (place, n))]
-    values = b.take(frames, at, [d, d + 1], d)
-    return b.reduce(b.select(inside, values, 0.0, dtype=b.dtype(frames)), "sum", [d + 1])
-
-
 def _istft(
     b: OpBuilder,
     x: Complex,
@@ -277,13 +264,13 @@ def _istft(
     whole = n + hop * (count - 1)
     size = as_expr(samples) if samples is not None else whole - 2 * start if center else whole
     squares = b.expand(b.mul(w, w), [count, n])
-    envelope = _overlapped(b, squares, hop, start, size)
+    envelope = overlapped(b, squares, hop, start, size)
     if samples is not None:  # what the frames don't reach is zero
         t = b.iota([size], 0, "i64", start=start)
         envelope = b.select(b.ew(ew.Lt, t, whole), envelope, 1.0)
     enough = b.reduce(b.ew(ew.Gt, b.unary(ew.Abs, envelope), 1e-11), "all", [0])
     LOWERINGS[A._assert_async.msg](b, enough, "istft: the windows don't cover all samples")
-    return _each(b, y, lambda v: b.div(_overlapped(b, b.mul(v, w), hop, start, size), envelope))
+    return _each(b, y, lambda v: b.div(overlapped(b, b.mul(v, w), hop, start, size), envelope))
 
 
 _NATIVE: dict[Any, Any] = {

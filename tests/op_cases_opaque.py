@@ -306,6 +306,34 @@ FFT = [
     )
 ]
 
+RFFT = [
+    case(
+        sequence.Rfft,
+        [(t(d, *shape), within(-1, 1))],
+        {"dim": dim},
+        tol={"f32": 1e-4, "f64": 1e-11},
+        atol=1e-3,
+    )
+    for d, shape, dim in (("f32", ["n", "m"], 1), ("f64", ["m", "n"], 0), ("f32", [3, 512], 1))
+]
+
+
+IRFFT = [
+    case(
+        sequence.Irfft,
+        [(t(d, *half), within(-1, 1))] * 2,
+        {"dim": dim},
+        results=[t(d, *whole)],
+        tol={"f32": 1e-4, "f64": 1e-11},
+        atol=1e-3,
+    )
+    for d, half, whole, dim in (
+        ("f32", ["n", "m + 1"], ["n", "2*m"], 1),
+        ("f64", ["m + 1", "n"], ["2*m + 1", "n"], 0),
+        ("f32", [3, 257], [3, 512], 1),
+    )
+]
+
 
 def _through_complex(d: str) -> Part:
     """Two tensors as one complex one, and apart again."""
@@ -339,4 +367,6 @@ CASES: dict[str, list[Part]] = {
     + _recurrent(sequence.Rnn, 1, [[3, 3], ["m", 3]], {"activation": "relu"}),
     "dhlo.gru": _recurrent(sequence.Gru, 3, [[9, 3], [9], ["m", 3]]),
     "dhlo.fft": FFT,
+    "dhlo.irfft": IRFFT,
+    "dhlo.rfft": RFFT,
 }

@@ -64,12 +64,13 @@ class GroupKernel:
         args: Sequence[tuple[str, str]] = KERNEL_ARGS,
         first_arg: int = 0,
         slots: Sequence[Slot] = (),
+        noinline: bool = False,
     ) -> None:
         self.module, self.group, self.checks = module, group, checks
         block = group.operation.regions[0].blocks[0]
         self.ops = [op for op in block.operations][:-1]
         self.yields = list(list(block.operations)[-1].operands)
-        self.fn = Fn(module, _PLACEHOLDER, args)
+        self.fn = Fn(module, _PLACEHOLDER, args, noinline=noinline)
         self.args = KernelArgs(self.fn, self.fn.args[0], first_arg, slots)
         self.em = Emitter(self.fn, self.args, {op.operation for op in self.ops}, self._check_of)
         self.lookups: dict[int, Op] = {}

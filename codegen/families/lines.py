@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from dhlo.codegen.elementwise.emit import memory_type
+from dhlo.codegen.elementwise.emit import Slot, memory_type
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import GroupKernel
 from dhlo.codegen.families.lowering import Lowering
@@ -50,8 +50,10 @@ class Lines:
 class OpKernel(GroupKernel):
     """The kernel of a group that holds one op; its operands are dense views of memory."""
 
-    def __init__(self, low: Lowering, group: Group, op: Op, first_arg: int = 0) -> None:
-        super().__init__(low.module, group, low.checks, first_arg=first_arg)
+    def __init__(
+        self, low: Lowering, group: Group, op: Op, first_arg: int = 0, slots: Sequence[Slot] = (), noinline: bool = False
+    ) -> None:
+        super().__init__(low.module, group, low.checks, first_arg=first_arg, slots=slots, noinline=noinline)
         self.low, self.op = low, op
         self.begin, self.end, self.scratch = self.fn.args[1], self.fn.args[2], self.fn.args[4]
 

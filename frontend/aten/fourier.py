@@ -26,12 +26,17 @@ def _shape(b: OpBuilder, x: Operand) -> list[Any]:
     return b.shape(x.re if isinstance(x, Complex) else x)
 
 
+def _real(b: OpBuilder, x: Value) -> Value:
+    """A real tensor in f32 or f64."""
+    x = b.floating(x)
+    return x if b.dtype(x).bytes >= 4 else b.convert(x, "f32")
+
+
 def _parts(b: OpBuilder, x: Operand) -> tuple[Value, Value]:
     """Real and imaginary part, in f32 or f64."""
     if isinstance(x, Complex):
         return x.re, x.im
-    re = b.floating(x)
-    re = re if b.dtype(re).bytes >= 4 else b.convert(re, "f32")
+    re = _real(b, x)
     return re, b.full(b.shape(re), 0, b.dtype(re))
 
 
@@ -54,13 +59,13 @@ def _resized(b: OpBuilder, x: Operand, dim: int, size: Any) -> Operand:
     return _each(b, x, lambda v: b.pad(b.slice(v, dim, 0, both), [as_expr(0)] * len(more), more, 0.0))
 
 
-def _scaled(b: OpBuilder, z: Complex, count: Any, power: str) -> Complex:
-    """z, or divided by the count of elements or by its root."""
+def _scaled(b: OpBuilder, parts: Sequence[Value], count: Any, power: str) -> Sequence[Value]:
+    """Tensors, or divided by the count of elements or by its root."""
     if power == "none":
-        return z
-    by = b.full([], count, b.dtype(z.re))
+        return parts
+    by = b.full([], count, b.dtype(parts[0]))
     by = b.unary(ew.Sqrt, by) if power == "root" else by
-    return Complex(b.div(z.re, by), b.div(z.im, by))
+    return [b.div(v, by) for v in parts]
 
 
 def transform(b: OpBuilder, x: Operand, dims: Sequence[int], inverse: bool, power: str) -> Complex:
@@ -68,30 +73,26 @@ def transform(b: OpBuilder, x: Operand, dims: Sequence[int], inverse: bool, powe
     re, im = _parts(b, x)
     if not dims:
         return Complex(re, im)
-    z = Complex(*b.op(sequence.Fft, [re, im], {"dims": [b.dim(re, d) for d in dims], "inverse": inverse}))
-    return _scaled(b, z, b.count(re, [b.dim(re, d) for d in dims]), power)
+    dims = [b.dim(re, d) for d in dims]
+    return Complex(*_scaled(b, b.op(sequence.Fft, [re, im], {"dims": dims, "inverse": inverse}), b.count(re, dims), power))
 
 
-def half(b: OpBuilder, z: Complex, dim: int) -> Complex:
-    """The part of a real tensor's transform that isn't redundant."""
-    n = FloorDiv(b.shape(z.re)[dim], 2) + 1
-    return Complex(b.slice(z.re, dim, 0, n), b.slice(z.im, dim, 0, n))
+def half(b: OpBuilder, x: Value, dims: Sequence[int], power: str) -> Complex:
+    """The part of a real tensor's transform that isn't redundant along the last of `dims`."""
+    x = _real(b, x)
+    *others, last = [b.dim(x, d) for d in dims]
+    z = transform(b, Complex(*b.op(sequence.Rfft, [x], {"dim": last})), others, False, "none")
+    return Complex(*_scaled(b, [z.re, z.im], b.count(x, [*others, last]), power))
 
 
-def to_real(b: OpBuilder, x: Operand, dims: Sequence[int], size: Any, inverse: bool, power: str) -> Value:
-    """Transform of what is half of a Hermitian spectrum along the last of `dims`, where the result has `size` elements."""
+def to_real(b: OpBuilder, x: Operand, dims: Sequence[int], size: Any, power: str) -> Value:
+    """Inverse transform of what is half of a Hermitian spectrum along the last of `dims`, where the result has `size` elements."""
     re, im = _parts(b, x)
     *others, last = [b.dim(re, d) for d in dims]
-    z = transform(b, Complex(re, im), others, inverse, "none")
-    z = _resized(b, z, last, FloorDiv(as_expr(size), 2) + 1)
-    k = b.iota([size], 0, "i64")
-    mirrored = b.ew(ew.Gt, k, FloorDiv(as_expr(size), 2))
-    at = b.select(mirrored, b.sub(size, k), k)
-    sign = b.select(mirrored, -1.0, 1.0, dtype=b.dtype(re))
-    sign = b.reshape(sign, [as_expr(size) if d == last else 1 for d in range(b.rank(re))])
-    z = Complex(b.take(z.re, [at], [last], last), b.mul(b.take(z.im, [at], [last], last), sign))
-    z = transform(b, z, [last], inverse, "none")
-    return _scaled(b, z, b.count(z.re, [*others, last]), power).re
+    z = _resized(b, transform(b, Complex(re, im), others, True, "none"), last, FloorDiv(as_expr(size), 2) + 1)
+    result = b.type(z.re).with_shape([as_expr(size) if d == last else n for d, n in enumerate(b.shape(z.re))])
+    y = b.op(sequence.Irfft, [z.re, z.im], {"dim": last}, [result])
+    return _scaled(b, [y], b.count(y, [*others, last]), power)[0]
 
 
 def _power(norm: str | None, inverse: bool) -> str:
@@ -141,9 +142,9 @@ def _general(
     for d, s in zip(dims, sizes, strict=True):
         x = x if s is None or s == -1 else _resized(b, x, d, s)
     if kind == "real":  # hfft goes forward, which is irfft of the conjugate
-        return to_real(b, x if inverse else _conj(b, x), dims, out, True, power)
+        return to_real(b, x if inverse else _conj(b, x), dims, out, power)
     if kind == "half":  # ihfft goes backward, which is the conjugate of rfft
-        z = half(b, transform(b, x, dims, False, power), dims[-1])
+        z = half(b, x, dims, power)
         return _conj(b, z) if inverse else z
     return transform(b, x, dims, inverse, power)
 
@@ -153,8 +154,7 @@ _register()
 
 @lowers(A._fft_r2c.default)
 def _r2c(b: OpBuilder, x: Value, dims: Sequence[int], normalization: int, onesided: bool) -> Complex:
-    z = transform(b, x, dims, False, _POWERS[normalization])
-    return half(b, z, b.dim(x, dims[-1])) if onesided else z
+    return half(b, x, dims, _POWERS[normalization]) if onesided else transform(b, x, dims, False, _POWERS[normalization])
 
 
 def _c2c(b: OpBuilder, x: Operand, dims: Sequence[int], normalization: int, forward: bool) -> Complex:
@@ -162,7 +162,7 @@ def _c2c(b: OpBuilder, x: Operand, dims: Sequence[int], normalization: int, forw
 
 
 def _c2r(b: OpBuilder, x: Operand, dims: Sequence[int], normalization: int, size: Any) -> Value:
-    return to_real(b, x, dims, size, True, _POWERS[normalization])
+    return to_real(b, x, dims, size, _POWERS[normalization])
 
 
 def _prim_c2c(b: OpBuilder, x: Operand, *, dim: Sequence[int], forward: bool) -> Complex:
@@ -170,7 +170,7 @@ def _prim_c2c(b: OpBuilder, x: Operand, *, dim: Sequence[int], forward: bool) ->
 
 
 def _prim_c2r(b: OpBuilder, x: Operand, *, dim: Sequence[int], last_dim_size: Any) -> Value:
-    return to_real(b, x, dim, last_dim_size, True, "none")
+    return to_real(b, x, dim, last_dim_size, "none")
 
 
 @lowers(P.fft_r2c.default)
@@ -213,8 +213,8 @@ def _stft(
     w = _window(b, window, length or n, n, b.dtype(x.re if isinstance(x, Complex) else x))
     if w is not None:
         x = COMPLEX[A.mul.Tensor](b, x, w) if whole else b.mul(x, w)
-    z = transform(b, x, [d + 1], False, "root" if normalized else "none")
-    z = z if whole or onesided is False else half(b, z, d + 1)
+    power = "root" if normalized else "none"
+    z = transform(b, x, [d + 1], False, power) if whole or onesided is False else half(b, x, [d + 1], power)
     z = Complex(b.swap(z.re, d, d + 1), b.swap(z.im, d, d + 1))
     as_complex = whole if return_complex is None else return_complex
     return z if as_complex else COMPLEX[A.view_as_real.default](b, z)
@@ -257,7 +257,7 @@ def _istft(
     # `onesided` says what x's size says: of a whole spectrum, to_real takes the first half
     z = Complex(b.swap(x.re, d - 1, d), b.swap(x.im, d - 1, d))
     count = b.shape(z.re)[d - 1]
-    y: Operand = transform(b, z, [d], True, power) if return_complex else to_real(b, z, [d], n, True, power)
+    y: Operand = transform(b, z, [d], True, power) if return_complex else to_real(b, z, [d], n, power)
     w = _window(b, window, length or n, n, b.dtype(x.re))
     w = w if w is not None else b.full([n], 1, b.dtype(x.re))
     start = as_expr(n // 2 if center else 0)

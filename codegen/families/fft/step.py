@@ -10,13 +10,15 @@ import sympy
 
 from dhlo.codegen.elementwise.emit import Slot
 from dhlo.codegen.families.family import Family
-from dhlo.codegen.families.fft.fft import lower_fft
+from dhlo.codegen.families.fft.fft import FftKernel, lower_fft
+from dhlo.codegen.families.fft.real import IrfftKernel, RfftKernel
 from dhlo.codegen.families.fft.table import emit_fft_table, fft_table, fft_table_bytes, table_scratch
 from dhlo.codegen.families.kernel import Launch
 from dhlo.codegen.families.lowering import Lowering, anchor_of
+from dhlo.codegen.kernel_ir.builder import F32
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.ops.control import Group
-from dhlo.ir.ops.sequence import Fft
+from dhlo.ir.ops.sequence import Fft, Irfft, Rfft
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
@@ -28,12 +30,14 @@ class FftFamily(Family):
     """A Fourier transform: one pass a dim, with a table of roots that is constant where the length is static."""
 
     anchor = Kind.OPAQUE.value
-    ops = (Fft,)
+    ops = (Fft, Rfft, Irfft)
 
     def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         self.op = anchor_of(group, Kind.OPAQUE)
-        x, self.dims = from_mlir(self.op.operands[0]), attr(self.op, "dims")
+        self.halves = not isinstance(self.op, Fft)
+        self.dims = [attr(self.op, "dim")] if self.halves else attr(self.op, "dims")
+        x = from_mlir(self.op.results[0] if isinstance(self.op, Irfft) else self.op.operands[0])
         self.real = x.dtype.register
         self.lengths = [x.shape[d] for d in self.dims]
 
@@ -46,14 +50,23 @@ class FftFamily(Family):
             self.offsets.append(self.workspace)
             size = fft_table_bytes(n, self.real)
             if is_static(n):
-                key, make = ("fft_table", self.real, int(n)), partial(fft_table, int(n), self.real)
+                lanes = low.module.target.lanes(F32)
+                key = ("fft_table", self.real, int(n), lanes, self.halves)
+                make = partial(fft_table, int(n), self.real, lanes, self.halves)
                 self.tables.append(low.constants.add(key, int(size), make))
             else:
                 self.tables.append(None)
                 self.workspace = self.workspace + aligned(size)
 
     def _pass(self, number: int) -> Launch:
-        return lower_fft(self.low, self.group, self.op, number)
+        """The first reads the operands, later ones work on the results in place."""
+        args = self.low, self.group, self.op, self.dims[number]
+        if isinstance(self.op, Rfft):
+            return lower_fft(lambda lines: RfftKernel(*args, inverse=False, lines=lines))
+        if isinstance(self.op, Irfft):
+            return lower_fft(lambda lines: IrfftKernel(*args, inverse=True, lines=lines))
+        inverse = bool(attr(self.op, "inverse"))
+        return lower_fft(lambda lines: FftKernel(*args, inverse=inverse, in_place=number > 0, lines=lines))
 
     def launches(self) -> Sequence[Launch]:
         out: list[Launch] = []
@@ -61,7 +74,7 @@ class FftFamily(Family):
         for x, n, offset, constant in zip(self.passes, self.lengths, self.offsets, self.tables, strict=True):
             table: Slot = ("workspace", offset) if constant is None else ("constant", constant)
             if constant is None:
-                make = emit_fft_table(self.low.module, self.real)
+                make = emit_fft_table(self.low.module, self.real, self.halves)
                 out.append(Launch(make, [table, ("size", n)], one, one, table_scratch(n)))
             out.append(replace(x, slots=[table, *x.slots]))
         return out

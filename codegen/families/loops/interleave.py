@@ -26,9 +26,12 @@ def lower_interleave(low: Lowering, group: Group, op: Op) -> Launch:
     re, im, out, n = k.operand(0), k.operand(1), k.result(0), k.size(part.numel)
 
     def body(i: V, _: Sequence[V]) -> list[V]:
-        for offset, p in enumerate((re, im)):
-            at = fn.add(fn.mul(fn.add(fn.splat(i), fn.iota()), 2), offset)
-            k.store(k.load(p, part.dtype, Index(i, 1)), out, part.dtype, Index(0, vec=at))
+        pair, mask = [k.load(p, part.dtype, Index(i, 1)) for p in (re, im)], k.em.mask
+        for first in (0, fn.lanes):
+            x = fn.shuffle(pair[0], pair[1], [(first + j) // 2 + j % 2 * fn.lanes for j in range(fn.lanes)])
+            k.em.mask = mask and fn.tail_mask(fn.sub(fn.mul(fn.sub(n, i), 2), first))
+            k.store(x, out, part.dtype, Index(fn.add(fn.mul(i, 2), first), 1))
+        k.em.mask = mask
         return []
 
     with fn.loop(k.begin, k.end) as item:

@@ -4,11 +4,12 @@
 from typing import Any
 
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.ir.dialect import Flag, Ints, Kind, Op, Out, Tensor, TypeError_, Variadic, attr, dims_of, equal_shapes
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.quantised import round_rows
-from dhlo.ir.types import TensorType
+from dhlo.ir.types import TensorType, from_mlir
 
 Args = list[torch.Tensor]
 
@@ -197,6 +198,60 @@ class Fft(Op, name="fft"):
         f = torch.fft.ifftn if attr(self, "inverse") else torch.fft.fftn
         z = f(z, dim=attr(self, "dims"), norm="forward" if attr(self, "inverse") else "backward")
         return [z.real.contiguous(), z.imag.contiguous()]
+
+
+class Rfft(Op, name="rfft"):
+    """Discrete Fourier transform along `dim` of real x [.., n, ..]: real and imaginary part [.., n // 2 + 1, ..] of the half that
+    isn't redundant (aten._fft_r2c, one-sided, normalisation 0)."""
+
+    kind = Kind.OPAQUE
+    x: Tensor
+    dim: ir.IntegerAttr
+    out_re: Out
+    out_im: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        x, d = operands[0], attrs["dim"]
+        dims_of([d], x.rank)
+        if not x.dtype.is_float:
+            raise TypeError_("rfft wants a float tensor")
+        return [x.with_shape([FloorDiv(n, 2) + 1 if k == d else n for k, n in enumerate(x.shape)])] * 2
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        x, d = args[0], attr(self, "dim")
+        if x.numel() == 0:
+            return [x.new_zeros([n // 2 + 1 if k == d else n for k, n in enumerate(x.shape)]) for _ in range(2)]
+        z = torch.fft.rfft(x, dim=d)
+        return [z.real.contiguous(), z.imag.contiguous()]
+
+
+class Irfft(Op, name="irfft"):
+    """The real tensor [.., n, ..] whose transform along `dim` starts with re + i im [.., n // 2 + 1, ..], times n. Imaginary parts
+    of what is real in such a transform count as 0 (aten._fft_c2r, normalisation 0)."""
+
+    kind = Kind.OPAQUE
+    explicit = True
+    re: Tensor
+    im: Tensor
+    dim: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        (x, im), y, d = operands, results[0], attrs["dim"]
+        dims_of([d], x.rank)
+        if x != im or not x.dtype.is_float or y.dtype != x.dtype or y.rank != x.rank:
+            return "irfft wants two float tensors of one type, and gives one of their dtype"
+        half = y.with_shape([FloorDiv(n, 2) + 1 if k == d else n for k, n in enumerate(y.shape)])
+        equal_shapes([half, x], "half of the result's transform and irfft's operands")
+        return None
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        shape, d = [sizes(n) for n in from_mlir(self.results[0]).shape], attr(self, "dim")
+        if 0 in shape:
+            return [args[0].new_zeros(shape)]
+        return [torch.fft.irfft(torch.complex(*args), n=shape[d], dim=d, norm="forward")]
 
 
 __all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)]

@@ -19,6 +19,7 @@ from dhlo.codegen.elementwise.index import Index, IndexMath
 from dhlo.codegen.elementwise.philox import emit_word
 from dhlo.codegen.elementwise.rules import emit_op, narrow, round_to, splat, with_plain_nans, wrap
 from dhlo.codegen.kernel_ir.builder import BITS, F64, I1, I8, I32, I64, PTR, Fn, V
+from dhlo.codegen.kernel_ir.interleave import load_spaced
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.ops.movement import Reshape, number
@@ -28,8 +29,9 @@ from dhlo.ir.symbols import as_expr, is_static, parse, product
 from dhlo.ir.types import DTYPES, DType, from_mlir
 from dhlo.shape_infer.views import reshape_groups
 
-__all__ = ["Emitter", "KernelArgs", "Slot"]
+__all__ = ["MOST_APART", "Emitter", "KernelArgs", "Slot"]
 
+MOST_APART = 4  # from one element to the next, where loads and shuffles are faster than gathering
 _CLOSE = 4  # vectors of narrow elements that lanes which rise are looked for in, one after the other
 
 Leaf = Callable[["Emitter", Sequence[Index]], V]
@@ -209,6 +211,8 @@ class Emitter(IndexMath):
             else:
                 raw = fn.masked_load(q, fn.shuffle(self.mask, self.mask, back), zero)
             raw = fn.shuffle(raw, raw, back)
+        elif at.vec is None and self.mask is None and 2 <= at.step <= MOST_APART:
+            raw = load_spaced(fn, fn.gep(p, at.base, mem), at.step, mem)
         else:
             raw = self._gather(p, at, zero)
         return self._to_register(raw, dtype)
@@ -265,6 +269,10 @@ class Emitter(IndexMath):
             self.fn.halves.add(x.name)
         return x
 
+    def in_memory(self, x: V, dtype: DType) -> V:
+        """A register value in the form that memory has."""
+        return to_float8(self.fn, x, dtype.name) if dtype.name in FLOAT8 else narrow(self.fn, x, memory_type(dtype))
+
     def component(self, v: Any, idx: Sequence[Index], part: int) -> V:
         """The real (0) or imaginary (1) parts of complex elements in memory."""
         if not self._is_buffer(v):
@@ -285,7 +293,7 @@ class Emitter(IndexMath):
             if at.vec is None and at.step == 1:
                 self._touch(p, at, mem, write=True)
             return
-        raw = to_float8(fn, x, dtype.name) if dtype.name in FLOAT8 else narrow(fn, x, mem)
+        raw = self.in_memory(x, dtype)
         if at.uniform:  # all lanes agree
             fn.store(fn.extract(raw, 0) if raw.lanes else raw, fn.gep(p, at.base, mem))
             return

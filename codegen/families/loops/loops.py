@@ -9,6 +9,7 @@ import sympy
 
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, rows, vectors
+from dhlo.codegen.families.loops.narrow import Narrow
 from dhlo.codegen.families.loops.transpose import Turned
 from dhlo.codegen.kernel_ir.builder import KernelModule, V
 from dhlo.ir.dialect import Kind, Op, attr
@@ -32,6 +33,9 @@ def lower_loops(module: KernelModule, group: Group, checks: Checks) -> Launch:
     cost = element_work(k.ops)
     if _is_pointwise(k, shape):
         return _flat(k, shape, cost)
+    narrow = Narrow.of(k)
+    if narrow is not None:
+        return narrow.lower(cost)
     return _nested(k, shape, cost)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dhlo.codegen.elementwise.emit import MOST_APART
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import GroupKernel
 from dhlo.codegen.kernel_ir.builder import BITS, V
@@ -38,7 +39,8 @@ class Turned:
         for op in k.ops:
             if isinstance(op, Transpose) and from_mlir(op.results[0]).shape == shape:
                 d = attr(op, "perm").index(len(shape) - 1)
-                if d != lane and shape[d] != 1 and not from_mlir(op.results[0]).dtype.is_bool:
+                near = shape[d].is_Integer and shape[d] <= MOST_APART and attr(op, "perm")[lane] == len(shape) - 2
+                if d != lane and shape[d] != 1 and not near and not from_mlir(op.results[0]).dtype.is_bool:
                     found.setdefault(d, []).append(op)
         if not found:
             return None

@@ -16,10 +16,13 @@ from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import vision
 from dhlo.ir.symbols import product as product_of
 
 _ZEROS, _BORDER, _REFLECTION = range(3)
 _LINEAR, _NEAREST, _CUBIC = range(3)
+
+_SIDE_BY_SIDE = 8  # channels of an image, from which they fill vectors
 
 _Tap: TypeAlias = tuple[list[Value], list[Value], list[Value]]
 
@@ -32,11 +35,25 @@ def _grid_sampler(b: OpBuilder, x: Value, grid: Value, mode: int, padding: int, 
 
 def _sample(b: OpBuilder, x: Value, grid: Value, mode: int, padding: int, corners: bool) -> Value:
     places = _places(b, x, grid, mode, padding, corners)
+    channels = b.shape(x)[1]
+    if mode == _LINEAR and len(places) == 2 and channels.is_Integer and channels >= _SIDE_BY_SIDE:
+        return _sample_side_by_side(b, x, places)
     terms = []
     for at, weights, _ in _taps(b, x, places, mode, padding, corners):
         value = _at(b, x, at)
         terms.append(b.mul(value, b.unsqueeze(reduce(b.mul, weights), 1)) if weights else value)
     return reduce(b.add, terms)
+
+
+def _sample_side_by_side(b: OpBuilder, x: Value, places: Sequence[Value]) -> Value:
+    """Bilinear samples of all channels at once."""
+    batch, channels, *_ = b.shape(x)
+    out = b.shape(places[0])[1:]
+    image = b.transpose(x, [0, 2, 3, 1])
+    flat = [b.reshape(p, [batch, 1, 1, 1, product_of(out)]) for p in places]
+    nowhere = [b.mul(b.pick(p, 3, 0), 0.0) for p in flat]  # what isn't a finite number has no weights
+    y = b.op(vision.SampledColumns, [image, b.concat(flat, 3), b.add(reduce(b.add, nowhere), 1.0)])  # [B, P, 1, C]
+    return b.transpose(b.reshape(y, [batch, *out, channels]), [0, 3, 1, 2])
 
 
 def _places(b: OpBuilder, x: Value, grid: Value, mode: int, padding: int, corners: bool) -> list[Value]:
@@ -82,7 +99,8 @@ def _folded(b: OpBuilder, place: Value, size: sympy.Expr, padding: int, corners:
         return place
     if padding == _REFLECTION:
         place, _ = _reflected(b, place, size, corners)
-    return b.minimum(b.maximum(place, 0.0), b.full([], size - 1, b.dtype(place)))
+    first = b.select(b.ew(ew.Gt, place, 0.0), place, 0.0)  # also what isn't a number
+    return b.minimum(first, b.full([], size - 1, b.dtype(place)))
 
 
 def _reflected(b: OpBuilder, place: Value, size: sympy.Expr, corners: bool) -> tuple[Value, Value]:

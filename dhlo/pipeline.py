@@ -17,6 +17,7 @@
     own-results       memory of its own for every result
     narrow-images     images of convolutions are stored in the type that they are rounded to
     narrow-products   products of f16 read both sides as they lie in memory
+    matrix-vectors    products with one column, or of one row with rows, are sums: matmul -> mul, reduce
     round-activations products of quantised weights round their rows to int8 as they read them: matmul -> rounded_matmul
     round-codes       what is quantised is bounded once, before it is rounded as it is converted: round -> nearest
     fuse              dhlo.group: ops that are computed together
@@ -81,6 +82,7 @@ from dhlo.passes.integer_convolutions import integer_convolutions
 from dhlo.passes.join_caches import join_caches
 from dhlo.passes.keep_codes import keep_codes
 from dhlo.passes.keep_sums import keep_sums
+from dhlo.passes.matrix_vectors import matrix_vectors
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.multiply_bytes import multiply_bytes
 from dhlo.passes.narrow_functions import narrow_functions
@@ -201,6 +203,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("own-results", plain(own_results)),
     Pass("narrow-images", plain(narrow_images)),
     Pass("narrow-products", plain(narrow_products)),
+    Pass("matrix-vectors", plain(matrix_vectors)),
     Pass("round-activations", plain(round_activations)),
     Pass("round-codes", round_codes),
     Pass("fuse", plain(fuse)),

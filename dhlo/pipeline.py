@@ -18,6 +18,7 @@
     narrow-images     images of convolutions are stored in the type that they are rounded to
     narrow-products   products of f16 read both sides as they lie in memory
     matrix-vectors    products with one column, or of one row with rows, are sums: matmul -> mul, reduce
+    short-reductions  what combines a few elements along the last dim is written out: reduce -> slices, add
     round-activations products of quantised weights round their rows to int8 as they read them: matmul -> rounded_matmul
     round-codes       what is quantised is bounded once, before it is rounded as it is converted: round -> nearest
     fuse              dhlo.group: ops that are computed together
@@ -97,6 +98,7 @@ from dhlo.passes.recurrent_states import recurrent_states
 from dhlo.passes.round_activations import round_activations
 from dhlo.passes.round_codes import round_codes
 from dhlo.passes.separate_state import separate_state
+from dhlo.passes.short_reductions import short_reductions
 from dhlo.passes.simplify import simplify
 from dhlo.passes.split_counts import split_counts
 from dhlo.passes.stage_inputs import stage_inputs
@@ -204,6 +206,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("narrow-images", plain(narrow_images)),
     Pass("narrow-products", plain(narrow_products)),
     Pass("matrix-vectors", plain(matrix_vectors)),
+    Pass("short-reductions", plain(short_reductions)),
     Pass("round-activations", plain(round_activations)),
     Pass("round-codes", round_codes),
     Pass("fuse", plain(fuse)),

@@ -14,7 +14,7 @@ from dhlo.errors import CompileError
 from dhlo.frontend.aten.resize_bytes import byte_taps, resized_bytes
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.compat import aten as A
-from dhlo.frontend.registry import lowers
+from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import as_expr
 from dhlo.ir.types import DType
@@ -203,11 +203,23 @@ def cubic_taps(b: OpBuilder, own: sympy.Expr, out: sympy.Expr, factor: Any, corn
     return list(zip(at, cubic_weights(b, b.sub(pos, floor)), strict=True))
 
 
-def _resized(find: Callable[..., Taps]) -> Any:
-    """Interpolation dim by dim: the sum of what the taps read, weighted."""
+def _whole_times(own: sympy.Expr, out: sympy.Expr, factor: Any) -> int | None:
+    """How many times as large a dim becomes, if that is a power of two, whose inverse is exact."""
+    times = sympy.cancel(out / own) if own != 0 else sympy.Integer(0)
+    if not times.is_Integer or times <= 0 or times & (times - 1) or factor is not None and float(factor) != int(times):
+        return None
+    return int(times)
+
+
+def _resized(find: Callable[..., Taps], repeats: bool = False) -> Any:
+    """Interpolation dim by dim: the sum of what the taps read, weighted; or, if it `repeats` elements, those."""
 
     def f(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any, n: int) -> Value:
         for d, (out, factor) in zip(range(b.rank(x) - n, b.rank(x)), _sizes(b, x, size, factors, n), strict=True):
+            times = _whole_times(b.shape(x)[d], out, factor) if repeats else None
+            if times is not None:
+                x = LOWERINGS[A.repeat_interleave.self_int](b, x, times, d)
+                continue
             terms = []
             for at, w in find(b, b.shape(x)[d], out, factor, corners, b.dtype(x)):
                 read = b.take(x, [at], [d], d)
@@ -284,7 +296,7 @@ ANTIALIASED = {"bilinear": kernel_taps(2, _triangle), "bicubic": kernel_taps(4, 
 
 def _register_upsampling() -> None:
     def nearest(n: int, exact: bool) -> Any:
-        f = _resized(nearest_taps(exact))
+        f = _resized(nearest_taps(exact), repeats=True)
 
         def vec(b: OpBuilder, x: Value, size: Any, factors: Any = None) -> Value:
             return f(b, x, size, False, factors, n)

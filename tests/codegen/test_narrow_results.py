@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.export import Dim, export
 
 import dhlo
@@ -100,3 +101,46 @@ def test_matrices() -> None:
         )
 
     check(f, lambda m, n: (numbers(m, n), numbers(n, m)))
+
+
+@pytest.mark.parametrize("width", (2, 3, 4, 5))
+def test_few_are_combined(width: int) -> None:
+    def f(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        norm = x / x.norm(dim=-1, keepdim=True)
+        return (
+            x.sum(-1),
+            x.amax(-1),
+            x.amin(-1, keepdim=True) + 1,
+            x.softmax(-1),
+            norm,
+            (x > 0).any(-1),
+            (x > 0).all(-1),
+            i.sum(-1),
+            i.prod(-1),
+            x.bfloat16().sum(-1),
+            x @ torch.arange(1.0, width + 1),
+        )
+
+    def make(m: int, n: int) -> tuple[torch.Tensor, ...]:
+        x = numbers(m, n, width)
+        x[0, 0, 0] = torch.nan
+        return x, numbers(m, n, width, dtype=torch.int64)
+
+    check(f, make)
+
+
+def test_what_is_repeated() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        image = x[None, None]
+        return (
+            x.repeat(3, 2),
+            x.repeat(1, 4) + 1,
+            x.repeat_interleave(2, 1),
+            x.repeat_interleave(3, 0),
+            x[:, None].expand(-1, 5, -1).flatten(0, 1),
+            F.interpolate(image, scale_factor=2),
+            F.interpolate(image, size=(x.shape[0], 4 * x.shape[1]), mode="nearest-exact"),
+            F.interpolate(image, size=(3 * x.shape[0], 2 * x.shape[1])),
+        )
+
+    check(f, lambda m, n: (numbers(m, n),))

@@ -9,12 +9,13 @@ import sympy
 
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, rows, vectors
-from dhlo.codegen.families.loops.narrow import Narrow
+from dhlo.codegen.families.loops.narrow import Narrow, before_reshapes
 from dhlo.codegen.families.loops.transpose import Turned
 from dhlo.codegen.kernel_ir.builder import KernelModule, V
 from dhlo.ir.dialect import Kind, Op, attr
+from dhlo.ir.handles import Value
 from dhlo.ir.ops.control import Group
-from dhlo.ir.ops.movement import Concat, Full
+from dhlo.ir.ops.movement import Broadcast, Concat, Full
 from dhlo.ir.pull import Elements
 from dhlo.ir.symbols import ceil_div, is_static, product
 from dhlo.ir.types import from_mlir
@@ -36,7 +37,21 @@ def lower_loops(module: KernelModule, group: Group, checks: Checks) -> Launch:
     narrow = Narrow.of(k)
     if narrow is not None:
         return narrow.lower(cost)
-    return _nested(k, shape, cost)
+    repeated = _repeated(k)
+    return _nested(k, repeated or k.yields, cost)
+
+
+def _repeated(k: GroupKernel) -> list[Value]:
+    """What the group computes before it is reshaped on its way to memory, where that repeats rows: loops follow these, as along the
+    result's rows each element would have to ask which it is."""
+    values = before_reshapes(k)
+    shapes = {from_mlir(v).shape for v in values}
+    if len(shapes) != 1:
+        return []
+    (shape,) = shapes
+    wide = shape and (not is_static(shape[-1]) or shape[-1] >= k.fn.lanes)
+    made = [op for op in k.ops if isinstance(op, Broadcast) and from_mlir(op.results[0]).shape == shape]
+    return values if wide and any(from_mlir(op.operands[0]).numel != product(shape) for op in made) else []
 
 
 def _is_pointwise(k: GroupKernel, shape: tuple[sympy.Expr, ...]) -> bool:
@@ -71,13 +86,14 @@ def _flat(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
     return Launch(finish(k, "pointwise"), k.args.slots, count, sympy.Integer(BLOCK * cost), lookups=k.lookups)
 
 
-def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
-    fn, em = k.fn, k.em
+def _nested(k: GroupKernel, values: list[Value], cost: int) -> Launch:
+    """Loops over the dims of the values, which lie in memory as the results do."""
+    fn, em, shape = k.fn, k.em, from_mlir(values[0]).shape
     dims = [d for d, s in enumerate(shape) if s != 1]
 
     def store(at: dict[int, Index]) -> None:
         idx = [at.get(d, em.zero) for d in range(len(shape))]
-        for r, v in enumerate(k.yields):
+        for r, v in enumerate(values):
             x = em.value(v, idx)
             em.store(x, k.result_pointer(r), from_mlir(v).dtype, em.flatten(idx, shape))
 
@@ -86,7 +102,7 @@ def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
             store({})
         return Launch(finish(k, "loops"), k.args.slots, sympy.Integer(1), sympy.Integer(1), lookups=k.lookups)
     *outer, lane = dims
-    turned = Turned.of(k, lane)
+    turned = Turned.of(k, lane) if values is k.yields else None
     per_item = {d: fn.lanes if turned is not None and d == turned.dim else 1 for d in outer}
     blocks = ceil_div(shape[lane], BLOCK)
     sizes = [*(ceil_div(shape[d], n) if n > 1 else shape[d] for d, n in per_item.items()), blocks]

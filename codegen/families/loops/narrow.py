@@ -14,11 +14,12 @@ from dhlo.codegen.kernel_ir.builder import V
 from dhlo.codegen.kernel_ir.interleave import interleave
 from dhlo.ir.dialect import defining
 from dhlo.ir.handles import Value
+from dhlo.ir.ops.elementwise import Copy
 from dhlo.ir.ops.movement import Reshape
 from dhlo.ir.symbols import ceil_div, is_static, product
 from dhlo.ir.types import from_mlir
 
-__all__ = ["Narrow"]
+__all__ = ["Narrow", "before_reshapes"]
 
 _BLOCK = 1024  # elements of a row that one item covers
 
@@ -34,7 +35,7 @@ class Narrow:
     @staticmethod
     def of(k: GroupKernel) -> Narrow | None:
         """The group's results in that form; None if it isn't theirs."""
-        for values in (k.yields, _before_reshapes(k)):
+        for values in (k.yields, before_reshapes(k)):
             shapes = {from_mlir(v).shape for v in values}
             shape = next(iter(shapes), ())
             if len(shapes) == 1 and _is_narrow(k, shape):
@@ -76,13 +77,17 @@ class Narrow:
                     fn.masked_store(x, to, fn.tail_mask(fn.sub(fn.mul(fn.sub(hi, first.base), width), n * fn.lanes)))
 
 
-def _before_reshapes(k: GroupKernel) -> list[Value]:
+def before_reshapes(k: GroupKernel) -> list[Value]:
     """What the group computes, where it all is reshaped, which leaves memory as it is."""
-    made = [defining(v) for v in k.yields]
-    members = {op.operation for op in k.ops}
-    if not all(isinstance(op, Reshape) and op.operation in members for op in made):
-        return []
-    return [op.operands[0] for op in made]
+    members, found = {op.operation for op in k.ops}, []
+    for v in k.yields:
+        op = defining(v)
+        if isinstance(op, Copy) and op.operation in members:
+            op = defining(op.operands[0])
+        if not isinstance(op, Reshape) or op.operation not in members:
+            return []
+        found.append(op.operands[0])
+    return found
 
 
 def _is_narrow(k: GroupKernel, shape: tuple[sympy.Expr, ...]) -> bool:

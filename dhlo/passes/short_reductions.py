@@ -1,0 +1,61 @@
+"""Reductions of a few elements along the last dim, of points or colours, are written out: vectors then run along the dim before."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from dhlo.ir.dialect import attr, build
+from dhlo.ir.handles import Block, Module, Value
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops.compute import Reduce
+from dhlo.ir.ops.movement import Reshape, Slice
+from dhlo.ir.symbols import is_static, product
+from dhlo.ir.types import from_mlir
+from dhlo.passes.cse import erase_dead
+
+__all__ = ["short_reductions"]
+
+_MOST = 4  # elements that lie apart are loaded in whole vectors up to here
+_FEW = 64  # results that aren't worth it
+_BY = {"sum": ew.Add, "prod": ew.Mul, "max": ew.Maximum, "min": ew.Minimum, "any": ew.Or, "all": ew.And, "xor": ew.Xor}
+
+
+def short_reductions(module: Module) -> None:
+    """reduce -> slices, and the op that combines two of them, in order, where two to four elements of a last dim are combined."""
+    for f in module.body.operations:
+        for block in f.operation.regions[0].blocks:
+            _block(block)
+            erase_dead(block)
+
+
+def _block(block: Block) -> None:
+    for op in list(block.operations):
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                _block(inner)
+        if not isinstance(op, Reduce) or not _is_short(op):
+            continue
+        x, out = op.operands[0], from_mlir(op.results[0])
+        with ir.InsertionPoint(op.operation), op.location:
+            parts = [_part(x, i) for i in range(int(from_mlir(x).shape[-1]))]
+            y = reduce(lambda a, b: build(_BY[attr(op, "how")], [a, b]).results[0], parts)
+            y = build(Reshape, [y], results=[out]).results[0]
+        op.results[0].replace_all_uses_with(y)
+        op.operation.erase()
+
+
+def _is_short(op: Reduce) -> bool:
+    t = from_mlir(op.operands[0])
+    if attr(op, "dims") != [t.rank - 1] or attr(op, "how") not in _BY or t.dtype.name in ("bf16", "f16"):
+        return False  # reduced floats are added up in f32
+    n, results = t.shape[-1], product(t.shape[:-1])
+    return bool(is_static(n) and 2 <= n <= _MOST and not (is_static(results) and results < _FEW))
+
+
+def _part(x: Value, i: int) -> Value:
+    """Element i along the last dim, which is one of one element."""
+    t = from_mlir(x)
+    starts, steps = [*["0"] * (t.rank - 1), str(i)], [1] * t.rank
+    y: Value = build(Slice, [x], {"starts": starts, "steps": steps}, results=[t.with_shape([*t.shape[:-1], 1])]).results[0]
+    return y

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from dhlo.ir.coded import coded, is_constant
 from dhlo.ir.dialect import attr, build, defining
-from dhlo.ir.handles import Block, Module, Value
-from dhlo.ir.mlir import ir
+from dhlo.ir.handles import Module, Value
 from dhlo.ir.ops.compute import Matmul, Reduce
 from dhlo.ir.ops.elementwise import Convert, Mul
 from dhlo.ir.ops.movement import Broadcast, Reshape, Transpose
 from dhlo.ir.types import TensorType, from_mlir
-from dhlo.passes.cse import erase_dead
+from dhlo.passes.replace import replace_each
 
 __all__ = ["matrix_vectors"]
 
@@ -19,24 +18,13 @@ __all__ = ["matrix_vectors"]
 def matrix_vectors(module: Module) -> None:
     """matmul -> mul, reduce, where the result has one column, or one row and the right side is a transposed view. Of floats, not
     of codes."""
-    for f in module.body.operations:
-        for block in f.operation.regions[0].blocks:
-            _block(block)
-            erase_dead(block)
+    replace_each(module, Matmul, _sums)
 
 
-def _block(block: Block) -> None:
-    for op in list(block.operations):
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                _block(inner)
-        if not isinstance(op, Matmul) or any(not from_mlir(v).dtype.is_float or coded(v) is not None for v in op.operands):
-            continue
-        with ir.InsertionPoint(op.operation), op.location:
-            y = _with_column(op) or _with_row(op)
-        if y is not None:
-            op.results[0].replace_all_uses_with(y)
-            op.operation.erase()
+def _sums(op: Matmul) -> Value | None:
+    if any(not from_mlir(v).dtype.is_float or coded(v) is not None for v in op.operands):
+        return None
+    return _with_column(op) or _with_row(op)
 
 
 def _with_column(op: Matmul) -> Value | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dhlo.ir.dialect import build, defining
-from dhlo.ir.handles import Block, Module, Value
-from dhlo.ir.mlir import ir
+from dhlo.ir.handles import Module, Value
 from dhlo.ir.ops.compute import Matmul
 from dhlo.ir.ops.elementwise import Convert
 from dhlo.ir.types import from_mlir
-from dhlo.passes.cse import erase_dead
+from dhlo.passes.replace import replace_each
 
 __all__ = ["narrow_products"]
 
@@ -16,26 +15,15 @@ __all__ = ["narrow_products"]
 def narrow_products(module: Module) -> None:
     """Takes away the conversions of f16 to f32 before both sides of a product, whose kernels widen as they load, pack or decode:
     neither is written to memory once more."""
-    for f in module.body.operations:
-        for block in f.operation.regions[0].blocks:
-            _block(block)
-            erase_dead(block)
+    replace_each(module, Matmul, _of_narrow)
 
 
-def _block(block: Block) -> None:
-    for op in list(block.operations):
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                _block(inner)
-        if not isinstance(op, Matmul):
-            continue
-        narrow = [_narrow(v) for v in op.operands]
-        if any(v is None for v in narrow):
-            continue
-        with ir.InsertionPoint(op.operation), op.location:
-            product = build(Matmul, narrow, results=[from_mlir(op.results[0])]).results[0]
-        op.results[0].replace_all_uses_with(product)
-        op.operation.erase()
+def _of_narrow(op: Matmul) -> Value | None:
+    narrow = [_narrow(v) for v in op.operands]
+    if any(v is None for v in narrow):
+        return None
+    product: Value = build(Matmul, narrow, results=[from_mlir(op.results[0])]).results[0]
+    return product
 
 
 def _narrow(v: Value) -> Value | None:

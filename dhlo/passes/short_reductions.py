@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import reduce
 
 from dhlo.ir.dialect import attr, build
-from dhlo.ir.handles import Block, Module, Value
-from dhlo.ir.mlir import ir
+from dhlo.ir.handles import Module, Value
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Reduce
 from dhlo.ir.ops.movement import Reshape, Slice
 from dhlo.ir.symbols import is_static, product
 from dhlo.ir.types import from_mlir
-from dhlo.passes.cse import erase_dead
+from dhlo.passes.replace import replace_each
 
 __all__ = ["short_reductions"]
 
@@ -23,26 +22,17 @@ _BY = {"sum": ew.Add, "prod": ew.Mul, "max": ew.Maximum, "min": ew.Minimum, "any
 
 def short_reductions(module: Module) -> None:
     """reduce -> slices, and the op that combines two of them, in order, where two to four elements of a last dim are combined."""
-    for f in module.body.operations:
-        for block in f.operation.regions[0].blocks:
-            _block(block)
-            erase_dead(block)
+    replace_each(module, Reduce, _written_out)
 
 
-def _block(block: Block) -> None:
-    for op in list(block.operations):
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                _block(inner)
-        if not isinstance(op, Reduce) or not _is_short(op):
-            continue
-        x, out = op.operands[0], from_mlir(op.results[0])
-        with ir.InsertionPoint(op.operation), op.location:
-            parts = [_part(x, i) for i in range(int(from_mlir(x).shape[-1]))]
-            y = reduce(lambda a, b: build(_BY[attr(op, "how")], [a, b]).results[0], parts)
-            y = build(Reshape, [y], results=[out]).results[0]
-        op.results[0].replace_all_uses_with(y)
-        op.operation.erase()
+def _written_out(op: Reduce) -> Value | None:
+    if not _is_short(op):
+        return None
+    x = op.operands[0]
+    parts = [_part(x, i) for i in range(int(from_mlir(x).shape[-1]))]
+    y = reduce(lambda a, b: build(_BY[attr(op, "how")], [a, b]).results[0], parts)
+    whole: Value = build(Reshape, [y], results=[from_mlir(op.results[0])]).results[0]
+    return whole
 
 
 def _is_short(op: Reduce) -> bool:

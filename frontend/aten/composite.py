@@ -19,7 +19,6 @@ from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ir.ops import elementwise as ew
-from dhlo.ir.symbols import as_expr
 
 
 def _same_as(op: Any, *others: Any) -> None:
@@ -279,9 +278,10 @@ def _diag_embed(b: OpBuilder, x: Value, offset: int = 0, dim1: int = -2, dim2: i
     rank = b.rank(x) + 1
     n = b.shape(x)[-1] + abs(offset)
     rows, cols = b.iota([n, n], 0, "i64"), b.iota([n, n], 1, "i64")
-    at = b.select(b.ew(ew.Eq, b.sub(cols, rows), offset), b.minimum(rows, cols), b.shape(x)[-1])
-    low = [as_expr(0)] * (rank - 1)
-    y = b.take(b.pad(x, low, [*low[:-1], as_expr(1)], 0.0), [at], [rank - 2], rank - 2)  # a zero for what is off the diagonal
+    lead, shape = [0] * (rank - 2), [*b.shape(x)[:-1], n, n]
+    row = b.pad(x, [*lead, max(offset, 0)], [*lead, max(-offset, 0)], 0.0)  # each element in its column
+    there = b.expand(b.ew(ew.Eq, b.sub(cols, rows), offset), shape, [rank - 2, rank - 1])
+    y = b.select(there, b.expand(row, shape, [*range(rank - 2), rank - 1]), 0, dtype=b.dtype(x))
     return movement._movedim(b, y, [rank - 2, rank - 1], [dim1 % rank, dim2 % rank])
 
 

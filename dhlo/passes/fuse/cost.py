@@ -15,6 +15,7 @@ from dhlo.passes.fuse.graph import Graph, kind_of
 __all__ = ["Costs", "reads_fewer", "subtree_cost", "worth_storing"]
 
 CHEAP = 4  # recomputing this much is better than storing and loading
+_FEW = 8  # places that a lookup may read of a dim that may have fewer
 
 
 Costs = dict[tuple[int, int], int]
@@ -54,8 +55,12 @@ def _looks_up_slices(take: Any) -> bool:
 
 
 def reads_fewer(take: Any) -> bool:
-    """The lookup reads no more elements than its table has, whatever the sizes: picking one of each row, say."""
+    """The lookup reads no more elements than its table has, whatever the sizes: picking one of each row, say; or few of a dim, as
+    padding does."""
     table, out = from_mlir(take.operands[0]).numel, from_mlir(take.results[0]).numel
+    places = from_mlir(take.operands[1]).numel
+    if len(take.operands) == 2 and places.is_Integer and places <= _FEW:
+        return True
     return out != 0 and bool(sympy.cancel(table / out).as_numer_denom()[1] == 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,6 +66,8 @@ class Importer:
         self.items: set[str] = set()  # symbols that tensors' values have defined
         self.autocast: torch.dtype | None = None  # what operators' arguments are converted to, inside torch.autocast
         self.depth = 0  # how many regions deep ops are being built
+        bindings = (n.meta.get("unbacked_bindings") or {} for n in all_nodes(ep.graph_module))
+        self.bound = Counter(as_expr(s) for symbols in bindings for s in symbols)  # by how many nodes
         self.inlined: dict[Any, Any] = {}  # symbols of the decomposition being built, if any
         self.scope: dict[Any, Any] = {}  # values of the graph being interpreted
 
@@ -329,9 +332,10 @@ class Importer:
         """Interprets a branch or body on values (SSA values or numbers); SSA values and numbers come back."""
         given = [wrap(a) for a in args]
         env = _bound(gm, given)
-        outer, self.depth = self.b.node, self.depth + 1
+        outer, inlined, self.depth = self.b.node, self.inlined, self.depth + 1
+        self.inlined = {**self._renamed(gm), **inlined}
         result = self._graph(gm, env)
-        self.b.node, self.depth = outer, self.depth - 1
+        self.b.node, self.inlined, self.depth = outer, inlined, self.depth - 1
         if any(isinstance(r, Ref) and r.version for r in pytree.tree_leaves(given)):
             raise CompileError(f"{outer.target} changes a tensor that it is given", hint="change a copy, and return that")
         return pytree.tree_map_only(Ref, lambda r: r.read(), result)
@@ -342,6 +346,13 @@ class Importer:
         result = self._graph(gm, _bound(gm, args))
         self.b.node, self.scope = outer
         return result
+
+    def _renamed(self, gm: Any) -> dict[Any, Any]:
+        """Run-time symbols that a graph's nodes bind and others bind, too, as graphs may that were traced apart: each with another
+        name."""
+        bound = {as_expr(s) for n in gm.graph.nodes for s in n.meta.get("unbacked_bindings") or {}}
+        often = sorted((s for s in bound if self.bound[s] > 1), key=str)
+        return {s: symbol(self.fresh_symbol("u" if s.is_integer else "f")) for s in often}
 
     def inline_program(self, program: Any, values: Sequence[Any]) -> Any:
         """Interprets another exported program on values of this one; its guards become conditions of this one."""

@@ -195,3 +195,29 @@ def test_many_sizes_from_data() -> None:
     torch.manual_seed(0)
     others = [(torch.randn(rows, 4), torch.randint(0, rows + 1, (24,))) for rows in (1, 17)]
     check(Numbers(), (torch.randn(50, 4), torch.randint(0, 50, (24,))), ({0: D}, None), others)
+
+
+def test_counts_in_branches_and_behind() -> None:
+    """Branches are traced apart, so that their symbols may have the names of ones that come later."""
+
+    def branches(m: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        def true(m, x):
+            return (x * m.nonzero().sum().float(),)
+
+        def false(m, x):
+            return (x - m.logical_not().nonzero().sum() - (x > 0).nonzero().sum(),)
+
+        result: torch.Tensor = torch.cond(x.sum() > 0, true, false, (m, x))[0]
+        return result
+
+    class Counts(torch.nn.Module):
+        def forward(self, m, x):
+            y = branches(m, x)
+            return y, m.nonzero(), (y > 0).nonzero(), branches(x > 1, y)
+
+    def example(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.rand(n) < 0.5, torch.randn(n)
+
+    torch.manual_seed(0)
+    dims = ({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
+    check(Counts(), example(5), dims, [example(n) for n in (2, 3, 3, 17, 40)])

@@ -96,7 +96,7 @@ def _reshaped(v: Value, t: TensorType) -> Any:
 def _as_parts(v: Value) -> tuple[Any, list[_Part]] | None:
     """v as a value of its type with parts replaced; None if nothing of that value is kept."""
     op = defining(v)
-    if isinstance(op, Reshape) and from_mlir(op.operands[0]).rank == from_mlir(v).rank:  # sizes written in another way
+    if isinstance(op, Reshape) and _are_equal(from_mlir(op.operands[0]), from_mlir(v)):  # sizes written in another way
         op = defining(op.operands[0])
     if not isinstance(op, Concat):
         return None
@@ -104,6 +104,10 @@ def _as_parts(v: Value) -> tuple[Any, list[_Part]] | None:
     finder = _Finder(len(shape))
     finder.visit(_Part(op.results[0], [sympy.Integer(0)] * len(shape), shape))
     return (finder.base, finder.parts) if finder.base is not None else None
+
+
+def _are_equal(a: TensorType, b: TensorType) -> bool:
+    return a.rank == b.rank and all((m - n).expand() == 0 for m, n in zip(a.shape, b.shape, strict=True))
 
 
 class _Finder:

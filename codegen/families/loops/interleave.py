@@ -9,6 +9,7 @@ from dhlo.codegen.families.kernel import Launch, finish
 from dhlo.codegen.families.lines import OpKernel, lanes_at
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import V
+from dhlo.codegen.kernel_ir.interleave import interleave
 from dhlo.ir.dialect import Op
 from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import ceil_div
@@ -27,8 +28,8 @@ def lower_interleave(low: Lowering, group: Group, op: Op) -> Launch:
 
     def body(i: V, _: Sequence[V]) -> list[V]:
         pair, mask = [k.load(p, part.dtype, Index(i, 1)) for p in (re, im)], k.em.mask
-        for first in (0, fn.lanes):
-            x = fn.shuffle(pair[0], pair[1], [(first + j) // 2 + j % 2 * fn.lanes for j in range(fn.lanes)])
+        for number, x in enumerate(interleave(fn, pair)):
+            first = number * fn.lanes
             k.em.mask = mask and fn.tail_mask(fn.sub(fn.mul(fn.sub(n, i), 2), first))
             k.store(x, out, part.dtype, Index(fn.add(fn.mul(i, 2), first), 1))
         k.em.mask = mask

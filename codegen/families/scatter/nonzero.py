@@ -14,6 +14,7 @@ from typing import Final
 from dhlo.codegen.elementwise.emit import memory_type
 from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.interleave import interleave
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.codegen.kernel_ir.values import FLOATS
 from dhlo.ir.types import DType
@@ -228,20 +229,7 @@ class _Indices:
             rest, column = digit.take(rest)
             columns.append(column)
         columns.append([fn.add(h, self.first) for h in _halves(fn, fn.cast(rest, I32))])
-        return [v for half in zip(*reversed(columns), strict=True) for v in self._together(half)]
-
-    def _together(self, columns: Sequence[V]) -> list[V]:
-        """Vectors of a number for each dim side by side, of a vector for each dim."""
-        out = []
-        for k in range(self.rank):
-            elements = [divmod(k * self.lanes + j, self.rank) for j in range(self.lanes)]
-            v: V | None = None
-            for dim in dict.fromkeys(d for _, d in elements):
-                lanes = [self.lanes + i if d == dim else j for j, (i, d) in enumerate(elements)]
-                v = self.fn.shuffle(columns[dim] if v is None else v, columns[dim], lanes)
-            assert v is not None
-            out.append(v)
-        return out
+        return [v for half in zip(*reversed(columns), strict=True) for v in interleave(fn, half)]
 
 
 class _Digit:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import reduce
 
-from dhlo.ir.dialect import attr, build
+from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.handles import Module, Value
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Reduce
-from dhlo.ir.ops.movement import Reshape, Slice
+from dhlo.ir.ops.movement import Reshape, Slice, Transpose
 from dhlo.ir.symbols import is_static, product
 from dhlo.ir.types import from_mlir
 from dhlo.passes.replace import replace_each
@@ -40,7 +40,17 @@ def _is_short(op: Reduce) -> bool:
     if attr(op, "dims") != [t.rank - 1] or attr(op, "how") not in _BY or t.dtype.name in ("bf16", "f16"):
         return False  # reduced floats are added up in f32
     n, results = t.shape[-1], product(t.shape[:-1])
-    return bool(is_static(n) and 2 <= n <= _MOST and not (is_static(results) and results < _FEW))
+    worth = is_static(n) and 2 <= n <= _MOST and not (is_static(results) and results < _FEW)
+    return bool(worth) and not _lies_across(op.operands[0])
+
+
+def _lies_across(v: Value, depth: int = 8) -> bool:
+    """The last dim is another one in memory, as channels of images are, so that vectors run along memory's last dim anyway."""
+    op = defining(v)
+    if isinstance(op, Transpose):
+        return bool(attr(op, "perm")[-1] != from_mlir(v).rank - 1)
+    through = op is not None and op.kind is Kind.ELEMENTWISE and depth > 0
+    return through and any(_lies_across(x, depth - 1) for x in op.operands)
 
 
 def _part(x: Value, i: int) -> Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,9 @@ def as_exported(program: Any, args: Sequence[Any] | None, kwargs: Mapping[str, A
     return exported
 
 
+_PROMISES = threading.RLock()  # held while what fake implementations promise is another function
+
+
 def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: Any) -> ExportedProgram:
     """torch.export.export, where it can be with results of any size that operators count, 0 and 1 included. Those that make its
     symbol by `create_unbacked_symint` promise 2 or more, as torchvision::nms does, which may keep one box or none."""
@@ -68,17 +72,18 @@ def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         asked = True
         return context.new_dynamic_size(min=min, max=max)
 
-    as_it_is = getattr(FakeImplCtx, "create_unbacked_symint", None)
-    if as_it_is is None:  # it is deprecated
+    if not hasattr(FakeImplCtx, "create_unbacked_symint"):  # it is deprecated
         return torch.export.export(module, args, kwargs, dynamic_shapes=wanted)
-    setattr(FakeImplCtx, "create_unbacked_symint", any_size)  # noqa: B010
-    try:
-        return torch.export.export(module, args, kwargs, dynamic_shapes=wanted)
-    except Exception:
-        if not asked:
-            raise
-    finally:
-        setattr(FakeImplCtx, "create_unbacked_symint", as_it_is)  # noqa: B010
+    with _PROMISES:
+        as_it_is = FakeImplCtx.create_unbacked_symint
+        setattr(FakeImplCtx, "create_unbacked_symint", any_size)  # noqa: B010
+        try:
+            return torch.export.export(module, args, kwargs, dynamic_shapes=wanted)
+        except Exception:
+            if not asked:
+                raise
+        finally:
+            setattr(FakeImplCtx, "create_unbacked_symint", as_it_is)  # noqa: B010
     return torch.export.export(module, args, kwargs, dynamic_shapes=wanted)  # the module may ask whether there are any
 
 

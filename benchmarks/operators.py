@@ -1,0 +1,136 @@
+"""`python -m benchmarks.operators`: single operators and idioms of docs/performance.md beside eager PyTorch; minima of calls in turns.
+
+Both run with `--threads` threads (1 by default). `--only TEXT` keeps the rows whose names have it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.export import Dim
+
+_SECONDS = 0.7  # of each row
+_LEAST = 5  # sizes from here on are dynamic
+
+
+def _pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+
+
+def _numbers(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    z = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
+    return torch.view_as_real(z).flatten(-2)
+
+
+def _planes(x: Tensor) -> Tensor:
+    return (x.permute(2, 0, 1).float() / 255 - 0.45) / 0.22
+
+
+def _resized(**how: Any) -> Callable[..., Tensor]:
+    return lambda x: F.interpolate(x, **how)
+
+
+def _istft(x: Tensor, window: Tensor) -> Tensor:
+    return torch.istft(torch.complex(x, x / 2), 400, 160, window=window)
+
+
+def rows() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
+    """A function of tensors, and arguments, by name."""
+    r = torch.rand
+    image, table = r(1, 3, 224, 220), {"size": (512, 500), "antialias": True}
+    mask, pixels = r(300, 500), (r(300, 400, 3) * 255).byte()
+    positions = (r(1, 32, 100, 128), r(100, 64), r(100, 64))
+    return {
+        "enlarged, nearest": (_resized(scale_factor=2), (r(1, 64, 64, 60),)),
+        "enlarged, bilinear": (_resized(scale_factor=2, mode="bilinear"), (r(1, 16, 64, 60),)),
+        "enlarged, bicubic": (_resized(scale_factor=2, mode="bicubic"), (r(1, 16, 64, 60),)),
+        "enlarged, antialiased, bilinear": (_resized(mode="bilinear", **table), (image,)),
+        "enlarged, antialiased, bicubic": (_resized(mode="bicubic", **table), (image,)),
+        "made smaller, antialiased": (_resized(size=(224, 225), mode="bilinear", antialias=True), (r(1, 3, 512, 500),)),
+        "bytes made smaller": (_resized(size=(224, 224), mode="bilinear"), ((r(1, 3, 300, 400) * 255).byte(),)),
+        "grid_sample, 32 channels": (lambda x, g: F.grid_sample(x, g, align_corners=False), (r(8, 32, 50, 50), r(8, 300, 4, 2))),
+        "grid_sample, 3 channels": (lambda x, g: F.grid_sample(x, g, align_corners=False), (r(1, 3, 224, 224), r(1, 224, 224, 2))),
+        "rotated by 90 degrees": (lambda x: torch.rot90(x, 1, (-2, -1)), (r(3, 512, 500),)),
+        "padded, reflected": (lambda x: F.pad(x, (3, 3, 3, 3), mode="reflect"), (r(4, 3, 256, 250),)),
+        "padded, circular": (lambda x: F.pad(x, (3, 3, 3, 3), mode="circular"), (r(4, 3, 256, 250),)),
+        "stack of two": (lambda a, b: torch.stack([a, b], -1), (r(64, 1024), r(64, 1024))),
+        "evens by odds": (lambda x: x[..., ::2] * x[..., 1::2], (r(64, 2048),)),
+        "rotary pairs": (_pairs, positions),
+        "rotary complex numbers": (_numbers, positions),
+        "pixels to planes, normalised": (_planes, (pixels,)),
+        "mean of channels": (lambda x: x.mean(-1), (r(300, 400, 3),)),
+        "to grey": (lambda x, w: x @ w, (r(300, 400, 3), r(3))),
+        "softmax of three": (lambda x: x.softmax(-1), (r(30000, 3),)),
+        "unit vectors": (lambda x: x / x.norm(dim=-1, keepdim=True), (r(30000, 3),)),
+        "cross products": (torch.linalg.cross, (r(30000, 3), r(30000, 3))),
+        "repeat": (lambda x: x.repeat(3, 2), (r(300, 400),)),
+        "matrix by vector, 100 x 500": (torch.mv, (r(100, 500), r(500))),
+        "matrix by vector, 1,000 x 500": (torch.mv, (r(1000, 500), r(500))),
+        "matrix by vector, 3,000 x 3,000": (torch.mv, (r(3000, 3000), r(3000))),
+        "rfft, 1 x 1,024": (torch.fft.rfft, (r(1, 1024),)),
+        "rfft, 1 x 16,000": (torch.fft.rfft, (r(1, 16000),)),
+        "rfft, 64 x 4,096": (torch.fft.rfft, (r(64, 4096),)),
+        "istft": (_istft, (r(1, 201, 1000), torch.hann_window(400))),
+        "fold": (lambda x: F.fold(x, (64, 60), 3, padding=1), (r(1, 144, 3840),)),
+        "nonzero": (lambda x: torch.nonzero(x > 0.5), (mask,)),
+        "x[mask]": (lambda x: x[x > 0.5], (mask,)),
+        "det": (torch.linalg.det, (r(100, 8, 8),)),
+        "solve": (torch.linalg.solve, (r(10, 64, 64) + 9 * torch.eye(64), r(10, 64, 4))),
+        "svdvals": (torch.linalg.svdvals, (r(10, 32, 32),)),
+    }
+
+
+class _Call(torch.nn.Module):
+    def __init__(self, f: Callable[..., Any]) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.f(*args)
+
+
+def _exported(f: Callable[..., Any], args: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    """With all larger sizes dynamic but channels of images, if torch.export can write that."""
+    dims = tuple({d: Dim.AUTO for d, n in enumerate(x.shape) if n >= _LEAST and (d, x.dim()) != (1, 4)} for x in args)
+    try:
+        return torch.export.export(_Call(f), args, dynamic_shapes=(dims,))
+    except Exception:  # whatever torch.export has against it
+        return torch.export.export(_Call(f), args)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    os.environ["DHLO_NUM_THREADS"] = str(options.threads)
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore")
+    import dhlo  # reads the environment
+
+    print(f"{'us':34}{'eager':>10}{'dhlo':>10}{'times':>8}")
+    for name, (f, args) in rows().items():
+        if options.only not in name:
+            continue
+        model = dhlo.compile(_exported(f, args), cache="")
+        torch.testing.assert_close(model(*args), f(*args), rtol=1e-3, atol=1e-3)
+        best, start = [float("inf")] * 2, time.perf_counter()
+        while time.perf_counter() - start < _SECONDS:
+            for i, call in enumerate((f, model)):
+                t = time.perf_counter()
+                call(*args)
+                best[i] = min(best[i], time.perf_counter() - t)
+        print(f"{name:34}{best[0] * 1e6:10.1f}{best[1] * 1e6:10.1f}{best[0] / best[1]:8.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.operators`: single operators and idioms of docs/performance.md beside eager PyTorch; minima of calls in turns.
+"""`python -m benchmarks.operators`: single operators and idioms of docs/performance.md beside eager; minima of calls in turns.
 
 Both run with `--threads` threads (1 by default). `--only TEXT` keeps the rows whose names have it.
 """

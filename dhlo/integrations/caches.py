@@ -15,6 +15,7 @@ import transformers
 from transformers import masking_utils
 from transformers.cache_utils import (
     Cache,
+    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -34,10 +35,11 @@ __all__ = [
     "cache_name",
     "cached_layers",
     "exported_cache",
+    "exportable_attention",
     "held",
     "keep_all",
     "keep_source",
-    "exportable_attention",
+    "keeping",
     "past_of",
     "taken_cache",
     "with_room",
@@ -83,26 +85,38 @@ class _ExportedWindow(DynamicLayer):  # type: ignore[misc]
         return self._held + query_length, self._past - self._held
 
 
-def are_windows(cache: DynamicCache) -> list[bool]:
-    """Of each layer of a new cache, whether it holds the last positions only. Raises CompileError where one holds something else
-    than keys and values."""
+def are_windows(cache: DynamicCache) -> list[bool | None]:
+    """Of each layer of a new cache, whether it holds the last positions only; None of one that holds nothing, as it reads what
+    another does. Raises CompileError where one holds something else than keys and values."""
+    kinds: dict[type, bool | None] = {DynamicLayer: False, DynamicSlidingWindowLayer: True, DummyLayer: None}
     for layer in cache.layers:
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+        if type(layer) not in kinds:
             raise CompileError(f"the model keeps more than keys and values in its cache ({type(layer).__name__})")
-    return [type(layer) is DynamicSlidingWindowLayer for layer in cache.layers]
+    return [kinds[type(layer)] for layer in cache.layers]
+
+
+def keeping(cache: Cache) -> list[Any]:
+    """The layers of a cache that hold something."""
+    return [layer for layer in cache.layers if type(layer) is not DummyLayer]
 
 
 def exported_cache(
-    ids: torch.Tensor, mask: torch.Tensor, keys: _Tensors, values: _Tensors, windows: Sequence[bool]
+    ids: torch.Tensor, mask: torch.Tensor, keys: _Tensors, values: _Tensors, windows: Sequence[bool | None]
 ) -> DynamicCache:
-    """The cache that a program updates, of what its layers held before: keys and values [batch, heads, positions, depth]. Layers
-    with windows hold the last of all positions, the others all of them. New are `ids` [batch, new positions], `mask` [batch, all
-    positions] is of both."""
+    """The cache that a program updates, of what those of its layers that hold something did before: keys and values [batch, heads,
+    positions, depth]. Layers with windows hold the last of all positions, the others all of them. New are `ids` [batch, new
+    positions], `mask` [batch, all positions] is of both."""
     new = ids.shape[1]
-    past = next((k.shape[2] for k, window in zip(keys, windows, strict=True) if not window), mask.shape[1] - new)
+    held = [window for window in windows if window is not None]
+    past = next((k.shape[2] for k, window in zip(keys, held, strict=True) if not window), mask.shape[1] - new)
     torch._check(mask.shape[1] == past + new)  # type: ignore[no-untyped-call]
     cache = DynamicCache()
-    for k, v, window in zip(keys, values, windows, strict=True):
+    both = zip(keys, values, strict=True)
+    for window in windows:
+        if window is None:
+            cache.layers.append(DummyLayer())
+            continue
+        k, v = next(both)
         layer = _ExportedWindow(past, k.shape[2]) if window else DynamicLayer()
         layer.lazy_initialization(k, v)
         layer.keys, layer.values = k, v
@@ -139,14 +153,14 @@ def taken_cache(arguments: dict[str, Any]) -> Any:
 
 
 def past_of(cache: Cache, number: int) -> int:
-    """How many positions a cache has seen, of a model of so many layers. Raises ContractError for caches that compiled steps can't
-    write."""
+    """How many positions a cache has seen, of a model of so many layers that keep something. Raises ContractError for caches that
+    compiled steps can't write."""
     if getattr(cache, "offloading", False):
         raise ContractError("a compiled model takes caches that stay where they are, not offloaded ones")
     while cache.layer_class_to_replicate is DynamicLayer and len(cache.layers) < number:
         cache.layers.append(DynamicLayer())
-    if len(cache.layers) != number:
-        raise ContractError(f"the cache has {len(cache.layers)} layers, the compiled model {number}")
+    if len(keeping(cache)) != number:
+        raise ContractError(f"the cache has {len(keeping(cache))} layers, the compiled model {number}")
     return max((_layer(cache, i).past() for i in range(number)), default=0)
 
 
@@ -180,7 +194,7 @@ def keep_source(cache: Cache, keys: Sequence[torch.Tensor], values: Sequence[tor
 
 def held(cache: Cache) -> tuple[_Tensors, _Tensors]:
     """The keys and the values that a cache holds."""
-    layers: list[Any] = cache.layers
+    layers = keeping(cache)
     filled = [int(x.get_seq_length()) for x in layers]
     return [x.keys[:, :, :n] for x, n in zip(layers, filled, strict=True)], [
         x.values[:, :, :n] for x, n in zip(layers, filled, strict=True)
@@ -273,8 +287,8 @@ _KINDS: dict[type, type[_Growing]] = {
 
 
 def _layer(cache: Cache, i: int) -> _Growing:
-    """A layer as its kind. Raises ContractError for kinds that compiled steps can't write."""
-    layer = cache.layers[i]
+    """The i-th layer that holds something, as its kind. Raises ContractError for kinds that compiled steps can't write."""
+    layer = keeping(cache)[i]
     if type(layer) not in _KINDS:
         raise ContractError(f"a compiled model takes dynamic and static caches: layer {i} is a {type(layer).__name__}")
     return _KINDS[type(layer)](layer)

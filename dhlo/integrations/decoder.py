@@ -19,6 +19,7 @@ from dhlo.integrations.caches import (
     exportable_attention,
     exported_cache,
     keep_all,
+    keeping,
     past_of,
     taken_cache,
     with_room,
@@ -43,7 +44,7 @@ _ENCODE = "get_image_features"
 class _Step(torch.nn.Module):
     """Some tokens after what a cache holds, which may be nothing: a prompt, a part of one, or a token of decoding."""
 
-    def __init__(self, model: Any, windows: list[bool], longest: int | None = None) -> None:
+    def __init__(self, model: Any, windows: list[bool | None], longest: int | None = None) -> None:
         """`longest`: the positions that there are, if they have an end."""
         super().__init__()
         self.model = model
@@ -83,14 +84,15 @@ class _Step(torch.nn.Module):
             **{CACHE: cache},
             **more,
         )
-        return out.logits, [layer.keys for layer in cache.layers], [layer.values for layer in cache.layers]
+        layers = keeping(cache)
+        return out.logits, [layer.keys for layer in layers], [layer.values for layer in layers]
 
 
 class _StepWithImages(_Step):
     """The same, where `features` [positions of images, depth] take the place of the tokens that stand for images. `one`: the model
     has those of all images in one tensor, and not in a list."""
 
-    def __init__(self, model: Any, windows: list[bool], one: bool) -> None:
+    def __init__(self, model: Any, windows: list[bool | None], one: bool) -> None:
         super().__init__(model, windows)
         self.one = one
 
@@ -170,9 +172,9 @@ def step_program(model: Any) -> ExportedProgram:
     if is_recurrent(model):
         return recurrent_step_program(model)
     _check_decoder(model)
-    layers, _ = _cached(model)
+    layers, windows = _cached(model)
     with evaluating(model), exportable_attention(), first_frequencies(model) as longest:
-        step, args, dims = _step(model, layers, [False] * len(layers), longest)
+        step, args, dims = _step(model, layers, [None if window is None else False for window in windows], longest)
         return torch.export.export(step, args, dynamic_shapes=dims, strict=False)
 
 
@@ -190,11 +192,11 @@ def _check_decoder(model: Any) -> None:
 
 
 def _step(
-    model: Any, layers: list[tuple[torch.Tensor, torch.Tensor]], windows: list[bool], longest: int | None = None
+    model: Any, layers: list[tuple[torch.Tensor, torch.Tensor]], windows: list[bool | None], longest: int | None = None
 ) -> tuple[_Step, Any, Any]:
     """The module of a step, an example of its arguments, and which of their dims are dynamic."""
     batch, length, past = 2, 3, 5
-    held = [past - 1 if window else past for window in windows]
+    held = [past - 1 if window else past for window in windows if window is not None]
     keys, values = (
         [torch.zeros(batch, x.shape[1], n, x.shape[3], dtype=model.dtype) for x, n in zip(kind, held, strict=True)]
         for kind in zip(*layers, strict=True)
@@ -229,17 +231,17 @@ def _features(model: Any) -> tuple[torch.Tensor | None, bool]:
     return None, False
 
 
-def _cached(model: Any) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[bool]]:
-    """Keys and values of each layer, as a run of the model leaves them, and whether it keeps those of a window. Raises CompileError
-    where a layer keeps something else."""
+def _cached(model: Any) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[bool | None]]:
+    """Keys and values of each layer that keeps such, as a run of the model leaves them, and of each layer what `are_windows` says.
+    Raises CompileError where a layer keeps something else."""
     cache = DynamicCache(config=model.config)
     windows = are_windows(cache)
     with evaluating(model):
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True, **{CACHE: cache})
-    for layer in cache.layers:
+    for layer in keeping(cache):
         if not layer.is_initialized or layer.keys.dim() != 4:
             raise CompileError(f"{type(model).__name__} keeps more than keys and values in its cache ({type(layer).__name__})")
-    return [(x.keys, x.values) for x in cache.layers], windows
+    return [(x.keys, x.values) for x in keeping(cache)], windows
 
 
 def is_compiled_decoder(compiled: CompiledModel) -> bool:

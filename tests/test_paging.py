@@ -153,6 +153,38 @@ def test_which_tokens_may_be_a_tree(window: int, branches: bool) -> None:
     assert (paging["hidden"] is not None) == branches and paging["windows"] == [window]
 
 
+def test_tokens_that_see_their_part_of_a_text() -> None:
+    """No more keys than a part has are kept for them, and results are those of each sequence alone."""
+
+    class Parts(torch.nn.Module):
+        def forward(self, x: torch.Tensor, past: torch.Tensor) -> Any:
+            whole = torch.cat([past, x], 2)
+            own, key = torch.arange(x.shape[2])[:, None] + past.shape[2], torch.arange(past.shape[2] + x.shape[2])[None]
+            sees = (key <= own) & ((key + 3) // 24 == (own + 3) // 24)
+            return torch.nn.functional.scaled_dot_product_attention(x, whole, whole, sees), whole
+
+    dims = {0: Dim("batch"), 2: Dim("new")}
+    args = torch.randn(3, 2, 5, 16), torch.randn(3, 2, 7, 16)
+    exported = export(Parts(), args, dynamic_shapes=(dims, {0: Dim("batch"), 2: Dim("past")}), strict=False)
+    compiled = dhlo.compile(exported, pages={"past": 16})
+    paging = json.loads(compiled.metadata)["paging"]
+    assert paging["windows"] == [24] and paging["hidden"] is None
+    lengths = (70, 1, 20, 21, 22)
+    rows = [torch.randn(1, 2, n, 16) for n in lengths]
+    blocks = [-(-n // 16) for n in lengths]
+    tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
+    for k, n in enumerate(blocks):
+        tables[k, :n] = torch.arange(sum(blocks[:k]), sum(blocks[: k + 1]), dtype=torch.int32)
+    at = [torch.arange(n) for n in lengths]
+    slots = torch.cat([tables[k, x // 16].long() * 16 + x % 16 for k, x in enumerate(at)])
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    pool = torch.zeros(2, 16 * sum(blocks), 16)
+    got = compiled(torch.cat(rows, 2), pool, torch.cat(at), slots, tables, starts, torch.tensor(lengths, dtype=torch.int32))
+    got = got if isinstance(got, torch.Tensor) else got[0]
+    want = torch.cat([Parts()(x, x[:, :, :0])[0] for x in rows], 2)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"gemma3"}))
 def test_decoders(name: str) -> None:

@@ -19,9 +19,11 @@ from transformers import (
     DeepseekV3Config,
     FalconConfig,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     GPT2Config,
     GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MixtralConfig,
     Phi3Config,
@@ -83,6 +85,32 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **SMALL, head_dim=16, **WINDOWS, attn_logit_softcapping=5.0, final_logit_softcapping=4.0, query_pre_attn_scalar=4
     ),
     "gemma3": lambda: Gemma3TextConfig(**SMALL, head_dim=16, **WINDOWS),
+    # The last layers read keys and values of those before; several streams, embeddings of each layer.
+    "gemma3n": lambda: Gemma3nTextConfig(
+        **{**SMALL, "num_hidden_layers": 6, "intermediate_size": [48] * 6, "pad_token_id": 0},
+        head_dim=16,
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        num_kv_shared_layers=2,
+        activation_sparsity_pattern=[0.95, 0.0] * 3,
+        vocab_size_per_layer_input=WORDS,
+        hidden_size_per_layer_input=8,
+        laurel_rank=4,
+        altup_num_inputs=3,
+    ),
+    # Layers whose tokens see their part of the text, and one without positions that scales its queries by them.
+    "llama4": lambda: Llama4TextConfig(
+        **{**SMALL, "num_hidden_layers": 4},
+        head_dim=8,
+        intermediate_size_mlp=48,
+        num_local_experts=4,
+        interleave_moe_layer_step=2,
+        attention_chunk_size=24,
+        layer_types=["chunked_attention", "full_attention", "chunked_attention", "chunked_attention"],
+        no_rope_layers=[1, 0, 1, 1],
+        floor_scale=16,
+        attn_scale=0.5,
+    ),
     "mixtral": lambda: MixtralConfig(**SMALL, num_local_experts=4),
     # A sink for each head; experts of MXFP4.
     "gpt_oss": lambda: GptOssConfig(
@@ -134,7 +162,9 @@ PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0
 ENDS = {name: SMALL[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 DEFAULT = "gpt_oss"
 # Why blocks can't be left out of sequences: windows and ALiBi; keys and values that are one.
-WITHOUT_EVICTION = dict.fromkeys(("gemma2", "gemma3", "gpt_oss", "phi3", "bloom"), "evict_to: what tokens of this model see")
+WITHOUT_EVICTION = dict.fromkeys(
+    ("gemma2", "gemma3", "gemma3n", "llama4", "gpt_oss", "phi3", "bloom"), "evict_to: what tokens of this model see"
+)
 WITHOUT_NORMS = dict.fromkeys(
     ("deepseek_v3", "deepseek_v3_256", "deepseek_v3_float8"), "evict_by: the model keeps keys and values in one"
 )

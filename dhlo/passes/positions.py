@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -62,7 +62,21 @@ def _seen(v: Any, dims: Dims, positions: Any) -> Seen:
             return _seen(op.operands[0], dims, positions) & _seen(op.operands[1], dims, positions)
         case ew.Le() | ew.Lt() | ew.Ge() | ew.Gt():
             return _compared(op, dims, positions)
+        case ew.Eq():
+            return _of_one_part(op, dims, positions)
     return Seen(whole=False)
+
+
+def _of_one_part(op: Any, dims: Dims, positions: Any) -> Seen:
+    """Whether the positions of a key and of a query are in the same part of so many: no more of them can be seen."""
+    left, right = (_line(v, positions) for v in op.operands)
+    if left is None or right is None or left.size != right.size:
+        return Seen(whole=False)
+    starts = {dims[x.dim]: x.start for x in (left, right)}
+    if set(starts) != {_QUERIES, _KEYS}:
+        return Seen(whole=False)
+    before = (starts[_QUERIES] - starts[_KEYS]).expand() - left.size  # key > query + before
+    return Seen(window=-int(before) if before.is_Integer and before < 0 else 0, whole=False)
 
 
 def _compared(op: Any, dims: Dims, positions: Any) -> Seen:
@@ -83,34 +97,50 @@ def _compared(op: Any, dims: Dims, positions: Any) -> Seen:
     return Seen(window=-int(before)) if before.is_Integer and before < 0 else Seen(whole=False)
 
 
+@dataclass(frozen=True)
+class _Line:
+    """What counts up by one along a dim, beginning with `start`, by so many at once: (start + i) // size."""
+
+    dim: int
+    start: sympy.Expr
+    size: int = 1
+
+
 def line_of(v: Any, positions: Any = None) -> tuple[int, sympy.Expr] | None:
     """The dim along which v counts up by one, and what it begins with."""
+    line = _line(v, positions)
+    return None if line is None or line.size != 1 else (line.dim, line.start)
+
+
+def _line(v: Any, positions: Any) -> _Line | None:
     if positions is not None and v == positions:
-        return 0, sympy.Integer(0)
+        return _Line(0, sympy.Integer(0))
     op = defining(v)
     if from_mlir(v).dtype.name not in ("i32", "i64"):  # narrower numbers wrap
         return None
     match op:
         case Iota() if attr(op, "step") == "1":
-            return attr(op, "dim"), parse(attr(op, "start"))
+            return _Line(attr(op, "dim"), parse(attr(op, "start")))
         case Broadcast():
-            line = line_of(op.operands[0], positions)
-            if line is None or from_mlir(op.operands[0]).shape[line[0]] != from_mlir(v).shape[attr(op, "dims")[line[0]]]:
+            line = _line(op.operands[0], positions)
+            if line is None or from_mlir(op.operands[0]).shape[line.dim] != from_mlir(v).shape[attr(op, "dims")[line.dim]]:
                 return None
-            return attr(op, "dims")[line[0]], line[1]
+            return replace(line, dim=attr(op, "dims")[line.dim])
         case Reshape():
-            line = line_of(op.operands[0], positions)
+            line = _line(op.operands[0], positions)
             dims = _through_reshape(op, tuple(range(from_mlir(v).rank)))
-            if line is None or dims is None or (d := dims[line[0]]) is None:
+            if line is None or dims is None or (d := dims[line.dim]) is None:
                 return None
-            return d, line[1]
+            return replace(line, dim=d)
         case ew.Convert() if from_mlir(v).dtype.name == "i64":
-            return line_of(op.operands[0], positions)
-        case ew.Add() | ew.Sub():
-            line, by = line_of(op.operands[0], positions), _number(op.operands[1])
-            if line is None or by is None:
+            return _line(op.operands[0], positions)
+        case ew.Add() | ew.Sub() | ew.FloorDiv():
+            line, by = _line(op.operands[0], positions), _number(op.operands[1])
+            if line is None or by is None or line.size != 1:
                 return None
-            return line[0], (line[1] + (by if isinstance(op, ew.Add) else -by)).expand()
+            if isinstance(op, ew.FloorDiv):
+                return replace(line, size=int(by)) if by.is_Integer and by > 0 else None
+            return replace(line, start=(line.start + (by if isinstance(op, ew.Add) else -by)).expand())
     return None
 
 

@@ -119,7 +119,13 @@ def _slice(op: Any) -> Any:
 
 
 def _reduce(op: Any) -> Any:
-    return None if attr(op, "dims") else op.operands[0]
+    """A reduction of nothing; a sum of zeros."""
+    if not attr(op, "dims"):
+        return op.operands[0]
+    out = from_mlir(op.results[0])
+    if attr(op, "how") != "sum" or not out.dtype.is_int or _constant(op.operands[0]) != 0:
+        return None
+    return build(Full, [], {"value": "0"}, results=[out]).results[0]
 
 
 def _scan(op: Any) -> Any:
@@ -213,15 +219,15 @@ def _select(op: Any) -> Any:
 
 
 def _compare(op: Any) -> Any:
-    """Comparisons of positions with constants that hold for every size: iota >= 0."""
+    """Comparisons of positions with constants that are the same for every size: iota >= 0, and 1 + iota == 0."""
     a, b = op.operands
     bound, low = _constant(b), _lower_bound(a)
     if bound is None or low is None:
         return None
-    known = {ew.Ge: low >= bound, ew.Gt: low > bound, ew.Ne: low > bound}[type(op)]
+    known = {ew.Ge: low >= bound, ew.Gt: low > bound, ew.Ne: low > bound, ew.Eq: low > bound}[type(op)]
     if not known:
         return None
-    return build(Full, [], {"value": "true"}, results=[from_mlir(op.results[0])]).results[0]
+    return build(Full, [], {"value": "false" if isinstance(op, ew.Eq) else "true"}, results=[from_mlir(op.results[0])]).results[0]
 
 
 def _lower_bound(v: Value) -> int | None:
@@ -368,6 +374,7 @@ _RULES: dict[type, Callable[[Any], Any]] = {
     Scan: _scan,
     ew.Ge: _compare,
     ew.Gt: _compare,
+    ew.Eq: _compare,
     ew.Convert: _convert,
     ew.Maximum: _bound,
     ew.Minimum: _bound,

@@ -47,4 +47,8 @@ module {
     %10 = "dhlo.convert"(%9) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf16, #dhlo.shape<["n", "m"]>>
     return %4, %10 : tensor<?x?xf16, #dhlo.shape<["n", "m"]>>, tensor<?x?xf16, #dhlo.shape<["n", "m"]>>
   }
+  func.func @padding(%arg0: tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?xi64, #dhlo.shape<["n"]>> {
+    %0 = "dhlo.full"() {value = "0"} : () -> tensor<?xi64, #dhlo.shape<["n"]>>
+    return %0 : tensor<?xi64, #dhlo.shape<["n"]>>
+  }
 }

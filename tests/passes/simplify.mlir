@@ -92,4 +92,14 @@ module {
     %n1 = "dhlo.convert"(%least) : (!t) -> !small
     return %n0, %n1 : !small, !small
   }
+  // How many zeros a mask of ones begins with: none.
+  func.func @padding(%x: tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> (tensor<?xi64, #dhlo.shape<["n"]>>) {
+    %ones = "dhlo.full"() {value = "1"} : () -> tensor<?x?xi64, #dhlo.shape<["n", "m"]>>
+    %count = "dhlo.scan"(%ones) {how = "sum", dim = 1 : i64} : (tensor<?x?xi64, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xi64, #dhlo.shape<["n", "m"]>>
+    %zero = "dhlo.full"() {value = "0"} : () -> tensor<?x?xi64, #dhlo.shape<["n", "m"]>>
+    %none = "dhlo.eq"(%count, %zero) : (tensor<?x?xi64, #dhlo.shape<["n", "m"]>>, tensor<?x?xi64, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xi1, #dhlo.shape<["n", "m"]>>
+    %numbers = "dhlo.convert"(%none) : (tensor<?x?xi1, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xi64, #dhlo.shape<["n", "m"]>>
+    %sum = "dhlo.reduce"(%numbers) {how = "sum", dims = [1]} : (tensor<?x?xi64, #dhlo.shape<["n", "m"]>>) -> tensor<?xi64, #dhlo.shape<["n"]>>
+    return %sum : tensor<?xi64, #dhlo.shape<["n"]>>
+  }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     DeepseekV3Config,
+    DiffLlamaConfig,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
     GptOssConfig,
+    JetMoeConfig,
     LlamaConfig,
     MixtralConfig,
     Phi3Config,
@@ -67,6 +70,9 @@ CONFIGS = {
         vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, new_decoder_architecture=True, num_kv_heads=2
     ),
     "falcon_alibi": lambda: FalconConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True),
+    # Values of half of the heads beside all keys; keys and values that are all repeated in turn.
+    "diffllama": lambda: DiffLlamaConfig(**{**SMALL, "num_attention_heads": 8, "num_key_value_heads": 4}),
+    "jetmoe": lambda: JetMoeConfig(**SMALL, kv_channels=8, num_local_experts=4, num_experts_per_tok=2),
     "gpt2": lambda: GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=1),
 }
 UNLIKE = {"gemma2": 4e-4, "gpt_oss": 4e-4, "falcon_alibi": 3e-3}  # of wide weights; alibi is of bf16 there
@@ -169,20 +175,64 @@ def test_tokens_that_see_their_part_of_a_text() -> None:
     compiled = dhlo.compile(exported, pages={"past": 16})
     paging = json.loads(compiled.metadata)["paging"]
     assert paging["windows"] == [24] and paging["hidden"] is None
-    lengths = (70, 1, 20, 21, 22)
-    rows = [torch.randn(1, 2, n, 16) for n in lengths]
-    blocks = [-(-n // 16) for n in lengths]
+    check_packed(Parts(), compiled, [2], 1)
+
+
+def check_packed(module: torch.nn.Module, compiled: CompiledModel, heads: Sequence[int], pools: int) -> None:
+    """Prompts of several lengths in one step; `module` takes what is new, of so many heads, and as many pasts as pools."""
+    g, lengths = torch.Generator().manual_seed(1), (70, 1, 20, 21, 22)
+    new = [[torch.randn(1, n, length, 16, generator=g) for n in heads] for length in lengths]
+    blocks = [-(-n // PAGE) for n in lengths]
+    order = torch.randperm(sum(blocks), generator=g).int().split(blocks)
     tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
-    for k, n in enumerate(blocks):
-        tables[k, :n] = torch.arange(sum(blocks[:k]), sum(blocks[: k + 1]), dtype=torch.int32)
+    for k, own in enumerate(order):
+        tables[k, : len(own)] = own
     at = [torch.arange(n) for n in lengths]
-    slots = torch.cat([tables[k, x // 16].long() * 16 + x % 16 for k, x in enumerate(at)])
-    starts = torch.tensor([0, *lengths]).cumsum(0).int()
-    pool = torch.zeros(2, 16 * sum(blocks), 16)
-    got = compiled(torch.cat(rows, 2), pool, torch.cat(at), slots, tables, starts, torch.tensor(lengths, dtype=torch.int32))
-    got = got if isinstance(got, torch.Tensor) else got[0]
-    want = torch.cat([Parts()(x, x[:, :, :0])[0] for x in rows], 2)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    given = {
+        "positions": torch.cat(at),
+        "slots": torch.cat([tables[k, x // PAGE].long() * PAGE + x % PAGE for k, x in enumerate(at)]),
+        "tables": tables,
+        "starts": torch.tensor([0, *lengths]).cumsum(0).int(),
+        "lengths": torch.tensor(lengths, dtype=torch.int32),
+        "hidden": torch.zeros(sum(lengths), dtype=torch.int32),
+    }
+    held = [torch.full((n, PAGE * sum(blocks), 16), torch.nan) for n in heads[len(heads) - pools :]]
+    names = [x["name"] for x in json.loads(compiled.metadata)["inputs"]]
+    rows = [torch.cat(x, 2) for x in zip(*new, strict=True)]
+    got = compiled(*rows, *held, *(given[name] for name in names if name in given))
+    want = [module(*x, *(y[:, :, :0] for y in x[len(x) - pools :]))[0] for x in new]
+    torch.testing.assert_close(got if isinstance(got, torch.Tensor) else got[0], torch.cat(want, 2), rtol=1e-4, atol=1e-5)
+
+
+CHOICES: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+    "all in turn": lambda k, v: (k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1)),
+    "keys of all, values of half": lambda k, v: (k, v[:, :2].repeat(1, 2, 1, 1)),
+    "values of one": lambda k, v: (k, v[:, 3:].expand(-1, 4, -1, -1)),
+    "in another order": lambda k, v: (torch.cat([k[:, 2:], k[:, :2]], 1), torch.cat([v[:, 1:], v[:, :1]], 1)),
+    "every other": lambda k, v: (k[:, ::2], v[:, 1::2]),
+    "each twice": lambda k, v: (k[:, 1:].repeat_interleave(2, 1)[:, 1:5], v[:, :2].repeat_interleave(2, 1)),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_heads_that_are_chosen(choice: str) -> None:
+    """Of keys and of values, in any order, with a number added to each head's scores."""
+
+    class Chosen(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past_k: torch.Tensor, past_v: torch.Tensor) -> Any:
+            keys, values = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
+            own, key = torch.arange(k.shape[2])[:, None] + past_k.shape[2], torch.arange(keys.shape[2])[None]
+            slopes = torch.arange(1, 9)[:, None, None] / 16
+            bias = torch.where(key <= own, slopes * (key - own), -torch.inf)[None]
+            y = torch.nn.functional.scaled_dot_product_attention(q, *CHOICES[choice](keys, values), bias, enable_gqa=True)
+            return y, keys, values
+
+    batch, sizes = Dim("batch"), (({2: Dim("new")}, (8, 4, 4), 5), ({2: Dim("past")}, (4, 4), 7))
+    args = tuple(torch.randn(3, n, size, 16) for _, heads, size in sizes for n in heads)
+    dims = tuple({0: batch, **dim} for dim, heads, _ in sizes for _ in heads)
+    exported = export(Chosen(), args, dynamic_shapes=dims, strict=False)
+    compiled = dhlo.compile(exported, pages={"past_*": 16})
+    check_packed(Chosen(), compiled, (8, 4, 4), 2)
 
 
 @pytest.mark.slow

@@ -17,12 +17,14 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     DeepseekV3Config,
+    DiffLlamaConfig,
     FalconConfig,
     Gemma2Config,
     Gemma3nTextConfig,
     Gemma3TextConfig,
     GPT2Config,
     GptOssConfig,
+    JetMoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     MixtralConfig,
@@ -144,6 +146,10 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **LATENTS,
         **experts(8, 4) | {"moe_intermediate_size": 32},
     ),
+    # Differences of attention over all keys, with values of half of the heads each.
+    "diffllama": lambda: DiffLlamaConfig(**{**SMALL, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}),
+    # Experts of attention as well, for whose queries all keys are repeated in turn.
+    "jetmoe": lambda: JetMoeConfig(**SMALL, kv_channels=8, num_local_experts=4, num_experts_per_tok=2),
     "gpt2": lambda: GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=200, **ENDS),
     "bloom": lambda: BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.15, **ENDS),
     "falcon": lambda: FalconConfig(

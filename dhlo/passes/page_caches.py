@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -50,6 +50,7 @@ from dhlo.ir.symbols import is_static, parse, show, symbol
 from dhlo.ir.types import DTYPES, TensorType, from_mlir
 from dhlo.passes.added_masks import parts_of, together
 from dhlo.passes.attention_heads import attention_heads
+from dhlo.passes.cache_heads import heads_in_order
 from dhlo.passes.cse import cse, erase_dead
 from dhlo.passes.past_lengths import spread_past
 from dhlo.passes.positions import Seen, end_of_positions, line_of, seen
@@ -77,6 +78,7 @@ def page_caches(module: Any) -> None:
     for block in requested:
         with ir.Location.unknown():
             _merge_columns(block)
+            heads_in_order(block, [c.whole for c in _caches(block)])
             unused = _Paging(block).drop_masks()
             _tidy(module)
             _Paging(block, form).run(unused)
@@ -173,7 +175,7 @@ class _Paging:
         self._substitute(row)
         pools = {c.whole: self._write(c, inputs.slots) for c in self.caches}
         for op in list(self.block.operations)[:-1]:
-            if isinstance(op, Attention) and op.operands[1] in pools:
+            if isinstance(op, Attention) and _whole(op.operands[1]) in pools:
                 self._attend(op, pools, inputs)
         self._attend_sources(inputs)
         self._let_tokens_branch()
@@ -309,10 +311,9 @@ class _Paging:
             found, mask = self._masked(extra(op, 4), inputs.positions)
             causal = found.past == 0 or self.tokens.single  # whose keys end with the token's own
             more = [x for x in (None if mask is None else self._packed(mask), extra(op, 1)) if x is not None]
-            keys = pools[k].content
-            values = pools[v].content if v in pools else replace(keys, values=_columns_of(keys.values, v))
-            if v in pools:
-                self.pairs.append((pools[k], pools[v]))
+            keys, values = _read(k, pools), _read(v, pools)
+            if _whole(k) != _whole(v):
+                self.pairs.append((pools[_whole(k)], pools[_whole(v)]))
             dtype = from_mlir(q).dtype.name
             pooled = (keys.decoded(dtype), values.decoded(dtype))
             operands = [self._packed(q), *pooled, inputs.tables, inputs.starts, inputs.lengths, *more]
@@ -470,11 +471,29 @@ def _check_form(c: _Cache, form: str) -> None:
         )
 
 
-def _columns_of(pool: Any, values: Any) -> Any:
-    """The columns of a pool [heads, slots, depth] that `values` are of the joined whole."""
-    t, first = from_mlir(pool), exprs(attr(defining(values), "starts"))[3]
-    out = t.with_shape([*t.shape[:2], from_mlir(values).shape[3]])
-    return build(Slice, [pool], {"starts": ["0", "0", show(first)], "steps": [1] * 3}, results=[out]).results[0]
+def _whole(v: Any) -> Any:
+    """The joined whole that attention reads v of: itself, or what it is some heads or columns of."""
+    op = defining(v)
+    return op.operands[0] if isinstance(op, Slice) else v
+
+
+def _read(v: Any, pools: Mapping[Any, _Pool]) -> Stored:
+    """What a pool holds of keys or values [batch, heads, keys, depth], which are a joined whole or some heads or columns of it."""
+    if v in pools:
+        return pools[v].content
+    content, op = pools[_whole(v)].content, defining(v)
+    _, first, _, column = exprs(attr(op, "starts"))
+    _, heads, _, depth = from_mlir(v).shape
+
+    def part(pool: Any, column: sympy.Expr, depth: sympy.Expr) -> Any:
+        t = from_mlir(pool)
+        out = t.with_shape([heads, t.shape[1], depth])
+        if out == t:
+            return pool
+        return build(Slice, [pool], {"starts": [show(first), "0", show(column)], "steps": [1] * 3}, results=[out]).results[0]
+
+    scale = None if content.scale is None else part(content.scale, sympy.Integer(0), sympy.Integer(1))
+    return Stored(part(content.values, column, depth), scale)
 
 
 def _caches(block: Any) -> list[_Cache]:

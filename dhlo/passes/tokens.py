@@ -20,6 +20,7 @@ from dhlo.ir.ops.sequence import GroupedMatmul
 from dhlo.ir.places import place_of
 from dhlo.ir.symbols import FloorDiv
 from dhlo.ir.types import from_mlir
+from dhlo.passes.cache_heads import is_part
 
 __all__ = ["Tokens", "check_tokens", "take_row"]
 
@@ -93,9 +94,8 @@ def _attends(op: Any, joined: Collection[Any], tokens: Tokens) -> bool:
     """Whether an op is attention over caches, or over keys that aren't of these sequences' tokens."""
     if not isinstance(op, Attention):
         return False
-    if op.operands[1] in joined and not attr(op, "causal"):
-        columns = defining(op.operands[2])  # values may be columns of what keys are
-        return op.operands[2] in joined or isinstance(columns, Slice) and bool(columns.operands[0] == op.operands[1])
+    if is_part(op.operands[1], joined) and not attr(op, "causal"):
+        return is_part(op.operands[2], joined, columns=True)  # values may be columns of what keys are
     return not tokens.along(from_mlir(op.operands[1]).shape[2])
 
 

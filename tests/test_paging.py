@@ -20,7 +20,9 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GPTNeoXJapaneseConfig,
     GptOssConfig,
+    GraniteSWAConfig,
     JetMoeConfig,
     LlamaConfig,
     MixtralConfig,
@@ -73,6 +75,10 @@ CONFIGS = {
     # Values of half of the heads beside all keys; keys and values that are all repeated in turn.
     "diffllama": lambda: DiffLlamaConfig(**{**SMALL, "num_attention_heads": 8, "num_key_value_heads": 4}),
     "jetmoe": lambda: JetMoeConfig(**SMALL, kv_channels=8, num_local_experts=4, num_experts_per_tok=2),
+    "granite_swa": lambda: GraniteSWAConfig(**SMALL, **WINDOWS),  # shares beside sinks
+    "gpt_neox_japanese": lambda: GPTNeoXJapaneseConfig(  # products of queries and keys of batches and heads in one dim
+        vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_multiple_size=2
+    ),
     "gpt2": lambda: GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=1),
 }
 UNLIKE = {"gemma2": 4e-4, "gpt_oss": 4e-4, "falcon_alibi": 3e-3}  # of wide weights; alibi is of bf16 there
@@ -202,6 +208,37 @@ def check_packed(module: torch.nn.Module, compiled: CompiledModel, heads: Sequen
     got = compiled(*rows, *held, *(given[name] for name in names if name in given))
     want = [module(*x, *(y[:, :, :0] for y in x[len(x) - pools :]))[0] for x in new]
     torch.testing.assert_close(got if isinstance(got, torch.Tensor) else got[0], torch.cat(want, 2), rtol=1e-4, atol=1e-5)
+
+
+class Beside(torch.nn.Module):
+    """Attention whose result is multiplied by the share that keys have beside a sink, if `factor` is 1: else by another number."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor, self.sinks = factor, torch.nn.Parameter(torch.tensor([0.5, -30.0, 2.0]))
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> Any:
+        whole = torch.cat([past, x], 2)
+        own, key = torch.arange(x.shape[2])[:, None] + past.shape[2], torch.arange(past.shape[2] + x.shape[2])[None]
+        scores = x @ whole.transpose(2, 3) / 4 + torch.where((key <= own) & (key > own - 40), 0.0, -torch.inf)
+        share = (torch.logsumexp(scores * self.factor, -1) - self.sinks.view(1, -1, 1)).sigmoid()
+        return torch.softmax(scores, -1) @ whole * share[..., None], whole
+
+
+def exported_beside(factor: float) -> Any:
+    args = torch.randn(2, 3, 5, 16), torch.randn(2, 3, 7, 16)
+    dims = {0: Dim("batch"), 2: Dim("new")}, {0: Dim("batch"), 2: Dim("past")}
+    return export(Beside(factor), args, dynamic_shapes=dims, strict=False)
+
+
+def test_a_share_beside_a_sink() -> None:
+    with torch.no_grad():
+        check_packed(Beside(), dhlo.compile(exported_beside(1.0), pages={"past": 16}), [3], 1)
+
+
+def test_what_is_no_share_beside_a_sink() -> None:
+    with pytest.raises(CompileError, match="tokens of a sequence meet in dhlo.reduce"):
+        dhlo.compile(exported_beside(2.0), pages={"past": 16})
 
 
 CHOICES: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {

@@ -24,6 +24,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GptOssConfig,
+    GraniteSWAConfig,
     JetMoeConfig,
     Llama4TextConfig,
     LlamaConfig,
@@ -148,6 +149,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     # Differences of attention over all keys, with values of half of the heads each.
     "diffllama": lambda: DiffLlamaConfig(**{**SMALL, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}),
+    "granite_swa": lambda: GraniteSWAConfig(**SMALL, **WINDOWS),  # what keys say is multiplied by their share beside a sink
     # Experts of attention as well, for whose queries all keys are repeated in turn.
     "jetmoe": lambda: JetMoeConfig(**SMALL, kv_channels=8, num_local_experts=4, num_experts_per_tok=2),
     "gpt2": lambda: GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=200, **ENDS),
@@ -169,7 +171,7 @@ ENDS = {name: SMALL[name] for name in ("bos_token_id", "eos_token_id", "pad_toke
 DEFAULT = "gpt_oss"
 # Why blocks can't be left out of sequences: windows and ALiBi; keys and values that are one.
 WITHOUT_EVICTION = dict.fromkeys(
-    ("gemma2", "gemma3", "gemma3n", "llama4", "gpt_oss", "phi3", "bloom"), "evict_to: what tokens of this model see"
+    ("gemma2", "gemma3", "gemma3n", "granite_swa", "llama4", "gpt_oss", "phi3", "bloom"), "evict_to: what tokens of this model see"
 )
 WITHOUT_NORMS = dict.fromkeys(
     ("deepseek_v3", "deepseek_v3_256", "deepseek_v3_float8"), "evict_by: the model keeps keys and values in one"

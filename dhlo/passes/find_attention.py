@@ -24,7 +24,8 @@ __all__ = ["find_attention"]
 
 def find_attention(module: Module) -> None:
     """Makes `dhlo.attention` of products around a softmax over scores whose rows of nothing but -inf give zeros, or over scores
-    and a number for each head, its sink (gpt-oss), whose share is dropped; in programs whose caches shall be pools, also of others.
+    and a number for each head, its sink (gpt-oss), whose share is dropped; in programs whose caches shall be pools, also of others,
+    those with a sink among them whose result is multiplied by the share of the keys (Granite).
 
     (Elsewhere these stay as they are: a row that may attend to nothing gives NaN, or a mean, and not zeros. Beside a sink it gives
     zeros, and in a program of caches each token sees itself.)
@@ -34,10 +35,11 @@ def find_attention(module: Module) -> None:
             paged, found = bool(requested_pages(block)), False
             for op in list(block.operations):
                 if isinstance(op, Matmul):
-                    with ir.InsertionPoint(op.operation), op.location:
-                        y = _attention(op, paged)
+                    made, beside = _share_of_keys(op) if paged else (op, None)
+                    with ir.InsertionPoint(made.operation), made.location:
+                        y = _attention(op, paged, from_mlir(made.results[0]), beside)
                     if y is not None:
-                        op.results[0].replace_all_uses_with(y)
+                        made.results[0].replace_all_uses_with(y)
                         found = True
             if found:
                 erase_dead(block)
@@ -55,8 +57,9 @@ class _Scores:
     added: tuple[Any, ...] = ()
 
 
-def _attention(op: Any, paged: bool) -> Any:
-    """The result of a product of weights with values as that of attention; None if it isn't one."""
+def _attention(op: Any, paged: bool, out: TensorType, beside: Any) -> Any:
+    """The result of a product of weights with values as that of attention, as `out`, with sinks if there are some `beside`; None
+    if it isn't one."""
     weights = _plain(op.operands[0])
     dropped = defining(weights)
     whole = dropped.operands[0] if isinstance(dropped, Slice) else weights
@@ -73,17 +76,21 @@ def _attention(op: Any, paged: bool) -> Any:
         given, sinks = joined
     elif not paged and not zeros:
         return None
+    if beside is not None:
+        sinks = _of_heads(beside)
+        if sinks is None:
+            return None
     found, t = _Reader(exact=zeros).scores(given), from_mlir(given)
     if found is None or t.rank != 4:
         return None
-    return _built(op, found, t, sinks, exact=zeros)
+    return _built(op, found, t, sinks, out, exact=zeros)
 
 
-def _built(op: Any, found: _Scores, scores: TensorType, sinks: Any, exact: bool) -> Any:
-    """The result [batch, heads, rows, columns] of attention, in the shape of the op's; None where keys, queries and values aren't
+def _built(op: Any, found: _Scores, scores: TensorType, sinks: Any, out: TensorType, exact: bool) -> Any:
+    """The result [batch, heads, rows, columns] of attention, as `out`; None where keys, queries and values aren't
     tensors of one dtype, which kernels take, and static depths."""
     q, turned = found.product.operands
-    keys, out = defining(turned), from_mlir(op.results[0])
+    keys = defining(turned)
     rank = from_mlir(turned).rank
     if not isinstance(keys, Transpose) or attr(keys, "perm") != [*range(rank - 2), rank - 1, rank - 2] or rank < 3:
         return None
@@ -91,7 +98,7 @@ def _built(op: Any, found: _Scores, scores: TensorType, sinks: Any, exact: bool)
     q, k = (_before_widening(x, from_mlir(v).dtype) for x in (q, keys.operands[0]))
     depths = [from_mlir(x).shape[-1] for x in (q, k, v)]
     dtypes = {from_mlir(x).dtype.name for x in (q, k, v)}
-    if len(dtypes) != 1 or "f64" in dtypes or not all(map(is_static, depths)) or from_mlir(v).rank != rank:
+    if len(dtypes) != 1 or "f64" in dtypes or not all(map(is_static, depths)):
         return None
     batch, heads, rows, columns = scores.shape
     t = from_mlir(q)
@@ -189,6 +196,51 @@ def _beside_sinks(joined: Any, kept: TensorType, drop: Any) -> tuple[Any, Any] |
         return None
     sinks = _of_heads(last)
     return None if sinks is None else (_plain(scores), sinks)
+
+
+def _share_of_keys(op: Any) -> tuple[Any, Any]:
+    """Where the product of a softmax with values is multiplied by sigmoid(log(sum(exp(scores))) - sink), the share that keys have
+    beside a sink: that multiplication, and the sinks, repeated. Else the product, and None."""
+    given, y = _softmax_of(_plain(op.operands[0])), op.results[0]
+    while given is not None and len(users := [use.owner.operation.opview for use in y.uses]) == 1:
+        (user,) = users
+        if isinstance(user, (Reshape, ew.Copy, ew.Convert)):
+            y = user.results[0]
+            continue
+        if not isinstance(user, ew.Mul) or from_mlir(y).shape != from_mlir(op.results[0]).shape:
+            break
+        share = user.operands[1 if user.operands[0] == y else 0]
+        by = _by_row(share)
+        sigmoid = None if by is None else defining(_plain(by))
+        less = defining(_plain(sigmoid.operands[0])) if isinstance(sigmoid, ew.Sigmoid) else None
+        if not isinstance(less, ew.Sub) or _log_sum_of(less.operands[0]) != given:
+            break
+        rows, t = from_mlir(less.results[0]).shape, from_mlir(given)  # [batch, heads, queries], or with a dim of 1 behind
+        same = t.rank == 4 and rows[:3] == t.shape[:3] and from_mlir(by).shape == (*t.shape[:3], 1)
+        return (user, less.operands[1]) if same else (op, None)
+    return op, None
+
+
+def _log_sum_of(v: Any) -> Any:
+    """x where v is log(sum(exp(x))) of the rows of x; None for others."""
+    op = defining(_plain(v))
+    if isinstance(op, ew.Select):  # of a row whose maximum isn't finite, that
+        endless = defining(op.operands[0])
+        if not isinstance(endless, ew.IsInf) or _plain(endless.operands[0]) != _plain(op.operands[1]):
+            return None
+        return _log_sum_of(op.operands[2]) if defining(_plain(op.operands[2])) != op else None
+    if not isinstance(op, ew.Add):
+        return None
+    for log, top in (tuple(op.operands), tuple(reversed(op.operands))):
+        inner = defining(_plain(log))
+        total = defining(_plain(inner.operands[0])) if isinstance(inner, ew.Log) else None
+        made = defining(total.operands[0]) if isinstance(total, Reduce) else None
+        x = _less_its_maximum(made.operands[0]) if isinstance(made, ew.ExpBelow) else None
+        if x is None or total is None or made is None or not _reduces(total.results[0], made.results[0], ("sum",)):
+            continue
+        if _reduces(_plain(top), x, ("max", "maxnum")):
+            return _plain(x)
+    return None
 
 
 def _of_heads(v: Any) -> Any:

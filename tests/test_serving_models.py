@@ -22,6 +22,7 @@ from transformers import (
     Gemma2Config,
     Gemma3nTextConfig,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GPT2Config,
     GptOssConfig,
     GraniteSWAConfig,
@@ -101,6 +102,33 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         laurel_rank=4,
         altup_num_inputs=3,
     ),
+    # The same sharing; and layers of wider heads whose values are their keys, beside experts.
+    "gemma4": lambda: Gemma4TextConfig(
+        **{**SMALL, "num_hidden_layers": 6, "pad_token_id": 0},
+        head_dim=16,
+        global_head_dim=16,
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        num_kv_shared_layers=2,
+        vocab_size_per_layer_input=WORDS,
+        hidden_size_per_layer_input=8,
+    ),
+    "gemma4_experts": lambda: Gemma4TextConfig(
+        **{**SMALL, "num_hidden_layers": 4, "pad_token_id": 0},
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=0,
+        vocab_size_per_layer_input=WORDS,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=16,
+    ),
     # Layers whose tokens see their part of the text, and one without positions that scales its queries by them.
     "llama4": lambda: Llama4TextConfig(
         **{**SMALL, "num_hidden_layers": 4},
@@ -170,9 +198,8 @@ PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0
 ENDS = {name: SMALL[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 DEFAULT = "gpt_oss"
 # Why blocks can't be left out of sequences: windows and ALiBi; keys and values that are one.
-WITHOUT_EVICTION = dict.fromkeys(
-    ("gemma2", "gemma3", "gemma3n", "granite_swa", "llama4", "gpt_oss", "phi3", "bloom"), "evict_to: what tokens of this model see"
-)
+POSITIONAL = ("gemma2", "gemma3", "gemma3n", "gemma4", "gemma4_experts", "granite_swa", "llama4", "gpt_oss", "phi3", "bloom")
+WITHOUT_EVICTION = dict.fromkeys(POSITIONAL, "evict_to: what tokens of this model see")
 WITHOUT_NORMS = dict.fromkeys(
     ("deepseek_v3", "deepseek_v3_256", "deepseek_v3_float8"), "evict_by: the model keeps keys and values in one"
 )

@@ -37,6 +37,19 @@ CONFIGS = {
     "gemma3": lambda: hf.Gemma3TextConfig(
         **COMMON, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"]
     ),
+    # The last layers read what two before them keep.
+    "gemma3n": lambda: hf.Gemma3nTextConfig(
+        **COMMON | {"num_hidden_layers": 4, "intermediate_size": [64] * 4},
+        head_dim=8,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2,
+        activation_sparsity_pattern=[0.0] * 4,
+        vocab_size_per_layer_input=COMMON["vocab_size"],
+        hidden_size_per_layer_input=8,
+        laurel_rank=4,
+        altup_num_inputs=2,
+    ),
     "mixtral": lambda: hf.MixtralConfig(**COMMON, num_local_experts=4),
     "deepseek_v3": lambda: hf.DeepseekV3Config(
         **COMMON | {"num_key_value_heads": 4},
@@ -175,7 +188,7 @@ def check_caches(model: Any) -> None:
         model.generate(**call, **{CACHE: full})
     assert int(full.get_seq_length()) == 10
     fewer = StaticCache(model.config, max_cache_len=40)
-    fewer.layers.pop()
+    fewer.layers.pop(0)  # the last may hold nothing
     with pytest.raises(dhlo.ContractError, match="the cache has 1 layers, the compiled model 2"):
         model.generate(**call, **{CACHE: fewer})
     offloaded = StaticCache(model.config, max_cache_len=40)

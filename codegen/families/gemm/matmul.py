@@ -23,6 +23,7 @@ from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, emit_store_part, launch_join, part_items
 from dhlo.codegen.families.gemm.plan import Plan
+from dhlo.codegen.families.gemm.plan_cost import shared_copies
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, unit
 from dhlo.codegen.families.gemm.stream import column_splits, launch_stream, streams
 from dhlo.codegen.families.gemm.tiles import TileProduct
@@ -380,7 +381,8 @@ class Matmul:
         cut = PackItems.of(fn, self.elem, self.spec, sn, panels, steps)
         count = fn.select(fn.cmp("eq", items, 0), 0, fn.mul(fn.mul(n0, n1), fn.mul(cut.groups, cut.blocks)))
         wide, deep = fn.min(cut.panels, panels), fn.min(cut.steps, steps)
-        cycles = fn.add(fn.mul(fn.mul(wide, deep), cycles_from_memory(host, self.spec.row_bytes(self.elem))), 1)
+        step = fn.mul(cycles_from_memory(host, self.spec.row_bytes(self.elem)), fn.max(shared_copies(host), 1))
+        cycles = fn.add(fn.mul(fn.mul(wide, deep), step), 1)
         past = fn.i64(0)
         if may_stream(self.spec):
             with fn.wrapping():

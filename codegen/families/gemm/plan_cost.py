@@ -17,7 +17,7 @@ from dhlo.codegen.families.gemm.register_tile import TileSpec, depth
 from dhlo.codegen.kernel_ir.builder import F32, I1, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["BlockCosts", "Cut", "RightSide", "call_cycles"]
+__all__ = ["BlockCosts", "Cut", "RightSide", "call_cycles", "shared_copies"]
 
 # So many packings of B, each to a panel that stays in the cache, are cheaper than one by a launch before, all of B to memory.
 _FEW_USES = 2
@@ -40,6 +40,10 @@ _ONCE_PANELS = 40
 # chunks of k, in each of which A is packed anew; it pays where products take so many times as long as B through memory. Found on a
 # Zen 4: 300 rows and more.
 _PACKED_COPIES, _CROWDED_SHARE = 3, 12
+# Of several threads each takes so many more: lines that another core has read are taken back by the one that packs them, and come from
+# its cache to the others. Found on a virtual Zen 5: a thread packs 165 KB in 3 us alone, and of two in 20 in an hour in which the
+# cores were far from each other (in 3 in the next one).
+_SHARED_COPIES = 4
 # Tiles below each other write pieces of rows of C that are far apart, those beside each other go on where the last one ended:
 # cycles of a row of a tile, at least, or in which the third-level cache delivers so many bytes, in a matrix of so many panels and
 # more (fewer where that cache is slow). One row panel a block then pays where all of B stays in one part in so many of the
@@ -53,6 +57,11 @@ _UNCACHED_SHARE, _HIDDEN_SHARE = 16, 8
 def call_cycles(spec: TileSpec) -> int:
     """Cost of the calls for some rows of a panel of B."""
     return (_CALL_CYCLES + _VECTOR_CYCLES * spec.mr * spec.vectors) * spec.per_panel
+
+
+def shared_copies(host: HostContext) -> V:
+    """How many copies' time packing beforehand takes each of several threads more than one alone."""
+    return host.fn.select(host.fn.cmp("gt", host.num_threads, 1), host.fn.i64(_SHARED_COPIES), 0)
 
 
 @dataclass(frozen=True)
@@ -210,7 +219,8 @@ class BlockCosts:
         work = fn.add(work, fn.select(uncached, fn.max(fn.divu(work, _UNCACHED_SHARE), away), 0))
         step = fn.max(work, right.again)
         if right.copied:
-            share = fn.divu(fn.mul(right.copying, _PACKED_COPIES), blocks)
+            shared = fn.mul(shared_copies(host), host.num_threads)
+            share = fn.divu(fn.mul(right.copying, fn.add(shared, _PACKED_COPIES)), blocks)
             step = fn.add(step, fn.select(right.packs_own(blocks, rows), right.own, share))
         row_apart = fn.max(cycles_from_l3(host, fn.i64(_APART_BYTES)), _APART_CYCLES)
         apart = fn.select(fn.and_(right.wide, fn.cmp("gt", in_block, 1)), fn.mul(rows, row_apart), 0)

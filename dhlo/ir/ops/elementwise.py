@@ -92,10 +92,9 @@ class Div(Binary, name="div"):
 
 
 class FloorDiv(Binary, name="floordiv"):
-    work = 10
-
     """Division rounded to minus infinity (aten.div, rounding_mode="floor"). Integer division by zero gives 0."""
 
+    work = 10
     takes = "fi"
 
     def torch(self, a: Any, b: Any) -> Any:

@@ -14,7 +14,7 @@ namespace dhlo {
 namespace {
 
 // Of how facts are measured and written: another one isn't read.
-constexpr const char* kVersion = "dhlo machine 1";
+constexpr const char* kVersion = "dhlo machine 2";
 // The lines of the first processor's description that tell models, microcode and what a system lets be used of them
 // apart.
 std::string processor() {

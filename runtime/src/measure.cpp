@@ -127,16 +127,15 @@ void measure_instructions(Facts* facts) {
 
 using Line = float __attribute__((vector_size(64)));
 
-// Reads `bytes` as a product of Rows rows reads a panel of B, with prefetches `ahead` bytes on: a second one a little
-// later where there are several rows, as micro-kernels have it (codegen/families/gemm/microkernel.py).
+// Reads `bytes` as a product of Rows rows reads a panel of B, with prefetches to the first cache `ahead` bytes on, as
+// micro-kernels have it (codegen/families/gemm/microkernel.py).
 #define DHLO_STREAM(name, attributes)                                                          \
   template <int Rows>                                                                          \
   attributes void name(const char* data, int64_t bytes, int64_t ahead, const float* factors) { \
     Line sums[Rows][2] = {};                                                                   \
     for (int64_t at = 0; at < bytes; at += kRow) {                                             \
-      __builtin_prefetch(data + at + ahead, 0, 2);                                             \
-      __builtin_prefetch(data + at + ahead + 64, 0, 2);                                        \
-      if (Rows >= 5) __builtin_prefetch(data + at + ahead - 2048, 0, 2);                       \
+      __builtin_prefetch(data + at + ahead, 0, 3);                                             \
+      __builtin_prefetch(data + at + ahead + 64, 0, 3);                                        \
       const Line* row = reinterpret_cast<const Line*>(data + at);                              \
       const float* factor = factors + at / kRow % 256 * Rows;                                  \
       for (int r = 0; r < Rows; ++r) {                                                         \
@@ -239,7 +238,7 @@ class Streams {
 
  private:
   static constexpr int64_t kPiece = 384 << 10, kLargestL2 = 2 << 20, kFurthest = 16 << 10;
-  static constexpr int64_t kDistances[] = {1024, 2048, 4096, 8192};
+  static constexpr int64_t kDistances[] = {1024, 2048, 4096, 8192, 12288};
   // A distance is taken for the nominal one where it is faster by one part in so many.
   static constexpr int64_t kBetter = 16;
 

@@ -12,6 +12,7 @@ from dhlo.codegen.families.gemm.microkernel import (
     emit_packing_table,
     emit_shared_table,
     least_packing,
+    near_heights,
 )
 from dhlo.codegen.families.gemm.pack_rows import emit_pack_a_panel, emit_widen_rows, units, widened_row
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource, StridedPanels
@@ -78,7 +79,15 @@ class _Kernel:
         self.columns, self.row_bytes = spec.panel(elem), spec.row_bytes(elem)
         placed = result_type(elem)
         packed = F32 if elem == F16 else elem
-        self.table = emit_microkernel_table(module, packed, rows=rows, narrow=narrow, placed=placed, spec=spec)
+
+        def emit_table(alone: bool) -> str:
+            near = near_heights(elem, spec, alone=alone) if source.in_place else range(0)
+            return emit_microkernel_table(module, packed, rows=rows, narrow=narrow, placed=placed, spec=spec, near=near)
+
+        self.table = emit_table(alone=False)
+        self.alone = (
+            emit_table(alone=True) if rows else self.table
+        )  # of a block that is one tile of a panel; rows are rarely packed
         self.by_units = rows and depth(elem) > 1  # of several elements, the last of which may miss some
         self.packing: str | None = None
         if isinstance(source, StridedPanels) and packs_on_the_way(elem):
@@ -169,12 +178,13 @@ class _Kernel:
         rows = self._rows_of(split, a_chunk, size, elements, packs)
         sharing = None if self.shared is None else Sharing.of(fn, elem, spec, split.panels, size)
         half = fn.remu(elements, depth(elem)) if self.by_units else None
-        calls = self._calls(fn.divu(elements, depth(elem)) if self.by_units else size, half, chunk, sharing)
+        few = spec.rows(elem) if spec.per_panel == 1 else spec.whole_panel_rows(elem)
+        single = fn.cmp("le", split.size, few)  # one tile takes all rows and columns of an item
+        calls = self._calls(fn.divu(elements, depth(elem)) if self.by_units else size, half, chunk, sharing, single)
         slices = fn.divu(fn.const(self.row_bytes, I64), split.panels)
-        few = self.ahead_few if spec.target.loses_prefetches else self.ahead_more
-        alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), few, self.ahead_more)
+        alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), self.ahead_few, self.ahead_more)
         alone = fn.select(fn.cmp("eq", split.size, 1), self.ahead_one, alone)
-        single, whole = calls.single(split), fn.mul(self.steps, self.row_bytes)
+        whole = fn.mul(self.steps, self.row_bytes)
         # After the last panel comes the first one's next chunk; a lone panel is prefetched itself.
         first_column, only = fn.mul(g0, self.columns), fn.cmp("le", fn.sub(g1, g0), 1)
         if chunk is None:
@@ -266,12 +276,13 @@ class _Kernel:
             else:
                 calls.emit_across(a, panel, tile, place, fetch, following, packs=packs, slices=self.source.in_place)
 
-    def _calls(self, steps: V, half: V | None, chunk: V | None, sharing: Sharing | None) -> TileCalls:
-        """What tiles of so many steps, and perhaps a `half` one, call."""
-        fn = self.fn
+    def _calls(self, steps: V, half: V | None, chunk: V | None, sharing: Sharing | None, single: V) -> TileCalls:
+        """What tiles of so many steps, and perhaps a `half` one, call, whether they share a panel or a `single` one takes it."""
+        fn, table = self.fn, self.fn.address_of(self.table)
+        if self.alone != self.table:
+            table = fn.select(single, fn.address_of(self.alone), table)
 
-        def either(alone: str, packing: int) -> V:
-            table = fn.address_of(alone)
+        def either(table: V, packing: int) -> V:
             if self.shared is None or sharing is None:
                 return table
             return fn.select(sharing.shares, fn.address_of(self.shared[packing]), table)
@@ -280,15 +291,15 @@ class _Kernel:
         if chunk is not None:
             adds, last = fn.cmp("gt", chunk, 0), fn.cmp("eq", fn.add(chunk, 1), self.chunks)
             accumulate, touches = fn.select(adds, fn.i64(1), 0), fn.and_(touches, last)
-        packs = None if self.packing is None or self.packed is None else (either(self.packing, 1), self.packed)
+        packs = None if self.packing is None or self.packed is None else (either(fn.address_of(self.packing), 1), self.packed)
         return TileCalls(
             elem=self.elem,
             spec=self.spec,
             narrow=self.narrow,
             rows=self.rows,
             fn=fn,
-            table=fn.address_of(self.table),
-            wide=either(self.table, 0),
+            table=table,
+            wide=either(table, 0),
             packing=packs,
             steps=steps,
             half=half,

@@ -22,6 +22,7 @@ __all__ = [
     "emit_packing_table",
     "emit_shared_table",
     "least_packing",
+    "near_heights",
 ]
 
 # Independent accumulators that cover FMA latency times issue width (4 x 2 on Zen 5 and on Intel's servers) with some
@@ -29,12 +30,14 @@ __all__ = [
 _MIN_ACCUMULATORS = 12
 # FMA vectors in one iteration of the unrolled k loop; more only grows the code.
 _FMAS_PER_ITERATION = 28
-# To the second level: it is far ahead.
-_PREFETCH_LOCALITY = 2
-# A prefetch may be lost, and the line is then missed a whole panel later. From so many rows on there is time to ask for each a
-# second time, so many bytes after the first. In rows of B as it lies there are columns that were read before; where none is lost
-# it takes the place of another, and 5 to 14 rows by 768 x 32,000 take 1.11 to 1.22 times as long (`Target.loses_prefetches`);
-# where tiles are narrower than panels (x86-64-v3, on a Zen 5 with two threads) it's worse without, which isn't understood.
+# To the second level where it is far ahead; to the first where it is read soon, in the panel that is read: a line that is fetched
+# to the second is asked of that twice. On a Zen 5 1 to 6 rows by 768 x 3,072 take 0.67 to 0.84 of the time so.
+_FAR_LOCALITY, _NEAR_LOCALITY = 2, 3
+# A prefetch of the second level may be lost, and the line is then missed a whole panel later. From so many rows on there is time
+# to ask for each a second time, so many bytes after the first. In rows of B as it lies there are columns that were read before;
+# where none is lost it takes the place of another, and 5 to 14 rows by 768 x 32,000 take 1.11 to 1.22 times as long
+# (`Target.loses_prefetches`); where tiles are narrower than panels (x86-64-v3, on a Zen 5 with two threads) it's worse without,
+# which isn't understood.
 _RETRY_ROWS, _RETRY_BYTES = 5, 2048
 _ARGS = (
     *(("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64)),
@@ -65,6 +68,7 @@ def emit_microkernel(
     placed: str | None = None,
     packing: bool = False,
     shared: bool = False,
+    near: bool = False,
 ) -> str:
     """Emits `ukr_{elem}_{mr}_ahead(a, b, k, tile, accumulate, ahead, ahead_step, ahead_from, ahead_pace)` or, with `rows`,
     `ukr_{elem}_{mr}_rows_ahead(a, lda, ...)` once and returns its symbol. Units with flipped signs have two more arguments after a,
@@ -75,8 +79,9 @@ def emit_microkernel(
     lda elements, whole units of it and, if the argument after lda isn't 0, the first element of one more; those of bytes have no
     such variant. Rows of B are panel(elem) apart and those of the tile columns(elem, mr), which are as many as it has; element
     alignment does. At step kk of k as many bytes are prefetched as are read of B, at ahead + kk * ahead_step bytes: so that the
-    calls that share a panel of B can fetch the next panel between them. If that is `shared` it's a line: of rows `ahead_step` bytes
-    apart the lines of a panel one after the other, from the line `ahead_from` on, `ahead_pace` a step, both in 2^FETCH_BITS parts.
+    calls that share a panel of B can fetch the next panel between them; to the first cache if it's `near`. If that is `shared` it's
+    a line: of rows `ahead_step` bytes apart the lines of a panel one after the other, from the line `ahead_from` on, `ahead_pace` a
+    step, both in 2^FETCH_BITS parts.
     `narrow`: only the first vector of columns is computed, the rest of the tile isn't written. `placed`, a type: the sums may
     become a part of a larger matrix of such elements. Where that is the tile's own type, two arguments say how many elements its
     rows are apart, and whether LEAST_FETCHING packed rows and more fetch the tile's memory in the first steps of k; else three say
@@ -87,7 +92,8 @@ def emit_microkernel(
     are; of fewer than the tile has those that miss are packed as zeros, where the target has `mask_registers`, and mustn't be fewer
     elsewhere. The function is internal and not inlined.
     """
-    name = f"ukr_{elem}_{mr}{_form(elem, rows, narrow, placed, packing)}{spec.suffix}{'_shared' if shared else '_ahead'}"
+    how = "_shared" if shared else "_near" if near else "_ahead"
+    name = f"ukr_{elem}_{mr}{_form(elem, rows, narrow, placed, packing)}{spec.suffix}{how}"
     if name in module.functions:
         return name
     head = _row_args(elem) if rows else _left_args(elem, spec)
@@ -101,7 +107,8 @@ def emit_microkernel(
     start = memory.start(accumulate)
     fetched: _Ahead | _Share = _Share(fn, ahead, ahead_step, begin, pace, max(spec.row_bytes(elem) // LINE_BYTES, 1))
     if not shared:
-        fetched = _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step, apart=packing and spec.per_panel == 1)
+        once = near or packing and spec.per_panel == 1 or not spec.target.loses_prefetches
+        fetched = _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step, near=near, once=once)
     place = None
     if placed == elem == accumulator(elem) and mr >= LEAST_FETCHING and not rows:  # whose addresses leave no register
         place = _PlaceAhead.of(fn, elem, mr, vectors * spec.lanes(elem), k, tile, *where)
@@ -134,19 +141,36 @@ def _left_args(elem: str, spec: TileSpec) -> tuple[tuple[str, str], ...]:
 
 
 def emit_microkernel_table(
-    module: KernelModule, elem: str, *, rows: bool = False, narrow: bool = False, placed: str | None = None, spec: TileSpec
+    module: KernelModule,
+    elem: str,
+    *,
+    rows: bool = False,
+    narrow: bool = False,
+    placed: str | None = None,
+    spec: TileSpec,
+    near: range = range(0),
 ) -> str:
     """Emits all variants and a constant table of them, entry mr - 1 for mr rows; returns the table's symbol. With `narrow` as many
-    narrow ones follow."""
-    name = f"ukr_table_{elem}{_form(elem, rows, narrow, placed)}{spec.suffix}_ahead"
+    narrow ones follow. Those of so many rows are `near`; of narrow ones only those that always are."""
+    high, low = spec.rows(elem), near_heights(elem, spec, alone=False)
+    which = "_ahead" if not near else "_near" if high in near else "_low_near"
+    name = f"ukr_table_{elem}{_form(elem, rows, narrow, placed)}{spec.suffix}{which}"
     if name not in module.globals:
+        forms = [(mr, half) for half in (False, True)[: 1 + narrow] for mr in range(1, high + 1)]
         symbols = [
-            emit_microkernel(module, elem, i + 1, spec, rows=rows, narrow=half, placed=placed)
-            for half in (False, True)[: 1 + narrow]
-            for i in range(spec.rows(elem))
+            emit_microkernel(
+                module, elem, mr, spec, rows=rows, narrow=half, placed=placed, near=mr in near and (mr in low or not half)
+            )
+            for mr, half in forms
         ]
         module.add_pointers(name, symbols)
     return name
+
+
+def near_heights(elem: str, spec: TileSpec, *, alone: bool) -> range:
+    """Of tiles that read panels of B one behind the other those that prefetch what they read soon: a row panel that is `alone`, as
+    low ones are in any case, since the panels of more rows than a tile has are nearly equal."""
+    return range(1, spec.rows(elem) + 1 if alone else (spec.rows(elem) + 1) // 2)
 
 
 def least_packing(elem: str, spec: TileSpec) -> int:
@@ -211,20 +235,22 @@ class _Ahead:
     address: V
     step: V
     lines: Sequence[int]
+    locality: int
 
     @classmethod
-    def of(cls, fn: Fn, elem: str, spec: TileSpec, mr: int, vectors: int, address: V, step: V, *, apart: bool) -> _Ahead:
-        """As many bytes as a tile reads of B. `apart`: they are pieces of its rows, not of panels."""
+    def of(cls, fn: Fn, elem: str, spec: TileSpec, mr: int, vectors: int, address: V, step: V, *, near: bool, once: bool) -> _Ahead:
+        """As many bytes as a tile reads of B, which are read soon if they are `near`; of many rows some of them twice, unless
+        `once`."""
         row = range(0, vectors * spec.lanes(elem) * BITS[unit(elem)] // 8, LINE_BYTES)
-        again = spec.target.loses_prefetches and mr >= _RETRY_ROWS and not apart
-        return cls(fn, address, step, [*row, *([-_RETRY_BYTES] if again else [])])
+        again = mr >= _RETRY_ROWS and not once
+        return cls(fn, address, step, [*row, *([-_RETRY_BYTES] if again else [])], _NEAR_LOCALITY if near else _FAR_LOCALITY)
 
     def unit(self, k: V, u: int) -> None:
         """Prefetches the lines of the unit `u` on from k."""
         fn, steps = self.fn, self.fn.add(k, u) if u else k
         at = fn.gep(self.address, fn.mul(steps, self.step), I8)
         for line in self.lines:
-            fn.prefetch(fn.gep(at, line, I8), _PREFETCH_LOCALITY)
+            fn.prefetch(fn.gep(at, line, I8), self.locality)
 
     def units(self, k: V, count: int) -> None:
         """Prefetches so many units' lines from the unit k on."""
@@ -250,7 +276,7 @@ class _Share:
         at = fn.add(self.begin, fn.mul(fn.add(k, u) if u else k, self.pace))
         row = fn.gep(self.address, fn.mul(fn.shr(at, FETCH_BITS + each), self.step), I8)
         line = fn.and_(fn.shr(at, FETCH_BITS - _LINE_BITS), (self.lines - 1) * LINE_BYTES)
-        fn.prefetch(fn.gep(row, line, I8), _PREFETCH_LOCALITY)
+        fn.prefetch(fn.gep(row, line, I8), _FAR_LOCALITY)
 
     def units(self, k: V, count: int) -> None:
         """Prefetches so many units' lines from the unit k on."""

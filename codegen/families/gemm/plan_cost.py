@@ -40,9 +40,9 @@ _ONCE_PANELS = 40
 # chunks of k, in each of which A is packed anew; it pays where products take so many times as long as B through memory. Found on a
 # Zen 4: 300 rows and more.
 _PACKED_COPIES, _CROWDED_SHARE = 3, 12
-# Of several threads each takes so many more: lines that another core has read are taken back by the one that packs them, and come from
-# its cache to the others. Found on a virtual Zen 5: a thread packs 165 KB in 3 us alone, and of two in 20 in an hour in which the
-# cores were far from each other (in 3 in the next one).
+# Of several threads each takes so many more: lines that another core has read are taken back by the one that packs them, and come
+# from its cache to the others. Found on a virtual Zen 5: a thread packs 165 KB in 3 us alone, and of two in 20 in an hour in which
+# the cores were far from each other (in 3 in the next one).
 _SHARED_COPIES = 4
 # Tiles below each other write pieces of rows of C that are far apart, those beside each other go on where the last one ended:
 # cycles of a row of a tile, at least, or in which the third-level cache delivers so many bytes, in a matrix of so many panels and

@@ -224,7 +224,7 @@ class QuantisedMatmul:
         per = fn.ceildivu(passes, fn.ceildivu(passes, fit))
         grain = fn.add(fn.divu(product_wake_cycles(host), max(self._padded * _STEP_CYCLES, 1)), 1)
         grain = fn.max(grain, _sharing(host, count, _BYTES_SHARING_PANELS))
-        cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block), per, host.machine("ahead_one")]
+        cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block), per, host.machine("ahead_more")]
         sizes, ends = [x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts], [x.epilogue, x.epilogue_args, host.kept()]
         host.launch(
             emit_byte_rows(host.module, self.elem, self.coding),
@@ -252,7 +252,7 @@ class QuantisedMatmul:
         block = self.block_units
         most_out = fn.i64(most_outliers(padded))
         cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block), most_out]
-        ahead = host.machine("ahead_one")  # codes are few bytes: several rows of them come like one of f32
+        ahead = host.machine("ahead_more")  # codes are few bytes, which take as much arithmetic as several rows of f32
         row, limbs = fn.i64(4 * (padded + ROW_GAP) + 8), LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
         per, grain = passes, fn.add(fn.divu(product_wake_cycles(host), max(padded * _STEP_CYCLES, 1)), 1)
         if has_dots(target, form):

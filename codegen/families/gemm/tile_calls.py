@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from dhlo.codegen.families.gemm.microkernel import LEAST_FETCHING
-from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.families.gemm.register_tile import TileSpec, accumulator, result_type, unit
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I32, I64, PTR, Fn, V
 from dhlo.codegen.target import LINE_BYTES
@@ -46,12 +45,6 @@ class TileCalls:
         if packs is None or self.packing is None:
             return variants, panel
         return self.fn.select(packs, self.packing[0], variants), self.fn.select(packs, self.packing[1], panel)
-
-    def single(self, split: RowSplit) -> V:
-        """Whether one tile takes all rows and columns of an item."""
-        fn, spec = self.fn, self.spec
-        few = spec.rows(self.elem) if spec.per_panel == 1 else spec.whole_panel_rows(self.elem)
-        return fn.cmp("le", split.size, few)
 
     def variants(self, width: V, table: V) -> V:
         """The micro-kernels of a table by number of rows, for a tile of `width` columns."""

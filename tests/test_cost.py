@@ -101,8 +101,8 @@ def facts_of(**env: str) -> dict[str, int]:
 
 def test_facts_are_given_or_kept(tmp_path: Path) -> None:
     given = facts_of(DHLO_MACHINE="wake_ns=777,ahead_more=2048", HOME=str(tmp_path))
-    assert (given["wake_ns"], given["ahead_more"], given["ahead_one"]) == (777, 2048, 4096)
-    assert facts_of(DHLO_MACHINE="nominal") == given | {"wake_ns": 330, "ahead_more": 8192}
+    assert (given["wake_ns"], given["ahead_more"], given["ahead_one"]) == (777, 2048, 8192)
+    assert facts_of(DHLO_MACHINE="nominal") == given | {"wake_ns": 330, "ahead_more": 12288}
     assert not list(tmp_path.iterdir())
     facts_of(DHLO_MACHINE="", HOME="/proc")  # nowhere to keep them
     facts_of(DHLO_MACHINE="measure", HOME=str(tmp_path))

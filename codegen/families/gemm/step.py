@@ -88,7 +88,8 @@ class GemmFamily(ChoiceFamily):
 
     def _emit_coded(self, matrix: QuantisedMatrix) -> None:
         """Kernels for codes, and these as a constant."""
-        self.product = QuantisedMatmul(self.a_type.dtype.name, self.matmul.spec, matrix, self.matmul.narrow, rounded_steps(self.op))
+        elem, steps, beside = self.a_type.dtype.name, rounded_steps(self.op), self.low.weight_bytes
+        self.product = QuantisedMatmul(elem, self.matmul.spec, matrix, self.matmul.narrow, steps, beside)
         self.product.emit_kernels(self.low.module)
         self.packed = coded_constant(self.low, self.op.operands[1], matrix)
         self.workspace = self.product.workspace_bytes(product(self.a_type.shape[:-1]))

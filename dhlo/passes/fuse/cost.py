@@ -12,7 +12,7 @@ from dhlo.ir.ops.movement import Broadcast, Full, Iota, Reshape, Slice, Take, Tr
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.graph import Graph, kind_of
 
-__all__ = ["Costs", "reads_fewer", "subtree_cost", "worth_storing"]
+__all__ = ["CHEAP", "Costs", "reads_fewer", "subtree_cost", "worth_storing"]
 
 CHEAP = 4  # recomputing this much is better than storing and loading
 _FEW = 8  # places that a lookup may read of a dim that may have fewer

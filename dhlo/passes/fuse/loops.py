@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from dhlo.ir.coded import coded, is_stored, only_attended, only_multiplies, stored_image, stored_rows, takes_narrow
-from dhlo.ir.dialect import Kind
+from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.compute import extra
-from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
+from dhlo.ir.ops.lookup import Scatter
+from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, State, Transpose
 from dhlo.ir.types import from_mlir
-from dhlo.passes.fuse.cost import Costs, worth_storing
+from dhlo.passes.fuse.cost import CHEAP, Costs, subtree_cost, worth_storing
 from dhlo.passes.fuse.graph import Graph, Unit, kind_of
 from dhlo.passes.fuse.sites import Sites
 from dhlo.shape_infer.operand_views import acceptable_view, irregular_steps
@@ -45,13 +46,13 @@ def make_loops(g: Graph) -> None:
         for v in g.inputs(n):
             readers_of.setdefault(v, set()).update(readers)
         if not free:
-            _demand_buffers(g, n, stored)
-    while any([_demand_buffers(g, n, stored) for n in range(len(g.ops))]):  # what was stored since may stand in the way of a view
+            _demand_buffers(g, n, stored, costs)
+    while any([_demand_buffers(g, n, stored, costs) for n in range(len(g.ops))]):  # what was stored may stand in the way of a view
         for n in [n for n, op in enumerate(g.ops) if n not in g.unit and op.results and op.results[0] in stored]:
             g.unit[n] = Unit(None, [n], [g.ops[n].results[0]])
 
 
-def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
+def _demand_buffers(g: Graph, n: int, stored: set[Any], costs: Costs) -> bool:
     """Marks what has to be in memory for op n to read it: the operand, or what it is an acceptable view of. Says whether any of
     it wasn't marked yet."""
     op = g.ops[n]
@@ -82,6 +83,8 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
             continue
         if takes_narrow(op, k) and coded(v) is not None:
             continue
+        if isinstance(op, Scatter) and _computed_in_write(g, op, k, costs):
+            continue
         view = strided(v, in_memory)
         if view is not None and kind is Kind.MATMUL and len(view.shape) > 4:
             steps = irregular | irregular_steps(view)
@@ -101,6 +104,33 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
         if q is not None and q not in g.unit and kind_of(g.ops[q]).pullable:
             stored.add(view.base)
     return len(stored) > before
+
+
+def _computed_in_write(g: Graph, op: Any, k: int, costs: Costs) -> bool:
+    """Whether a write by index computes operand k, which isn't in memory, by itself: a constant that it writes onto; what it
+    writes, each element of which it needs once, unless that is made of the content that it writes onto, which may be written over;
+    indices, if they needn't be computed again for many rows."""
+    x, made = op.operands[0], g.ops[g.producer(op.operands[k]) or 0]
+    if k == 0:
+        return isinstance(made, Full)
+    if k < len(op.operands) - 1:
+        return len(attr(op, "dims")) == from_mlir(x).rank or subtree_cost(g, made, costs) <= CHEAP
+    return not _memory_read(g, op.operands[k]) & _memory_read(g, x)
+
+
+def _memory_read(g: Graph, v: Value) -> set[Any]:
+    """The values in memory that v is computed from, states by name."""
+    found: set[Any] = set()
+    todo = [v]
+    while todo:
+        v = todo.pop()
+        p = g.producer(v)
+        if p is not None and p not in g.unit and kind_of(g.ops[p]).pullable:
+            todo += g.operands[p]
+        else:
+            made = defining(v)
+            found.add(attr(made, "name_") if isinstance(made, State) else v)
+    return found
 
 
 def _widens(g: Graph, p: int, n: int) -> bool:

@@ -254,6 +254,45 @@ ADAPTED = [
         ("f16", 11, [20], 8),
     )
 ]
+
+
+def _offsets(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
+    """Where segments of 40 rows begin and end; some are empty."""
+    return torch.randint(0, 41, shape, generator=g).sort(-1).values
+
+
+SEGMENTS = [
+    *(
+        case(
+            lookup.SegmentReduce,
+            [(t(d, 40, *row), powers if how == "prod" and d in FLOATS else plain), (t("i64", "m + 1"), _offsets)],
+            {"how": how},
+            tol=SUMS,
+            atol=0.3 if d in ("f16", "bf16") else 1e-4,
+        )
+        for d in (*FLOATS, "i64", "i32", "ui8", "i1")
+        for how in ("sum", "prod", "max", "min")
+        if d != "i1" or how in ("max", "min")
+        for row in (["n"], [])
+    ),
+    *(
+        case(
+            lookup.SegmentReduce,
+            [(t("f32", 40, *row), plain), (t("i64", "m + 1"), _offsets)],
+            {"how": "sum"},
+            tol=SUMS,
+            atol=1e-4,
+        )
+        for row in ([15], [16], [17], [128], [129], [3, "n"], [5, 7], [1])
+    ),
+    case(
+        lookup.SegmentReduce,
+        [(t("f32", "m", 40, "n"), plain), (t("i64", "m", 5), _offsets)],
+        {"how": "max"},
+    ),
+]
+
+
 UPDATE_SLICE = [
     case(lookup.UpdateSlice, [(t(d, *x), plain), (t(d, *src), plain)], {"starts": starts})
     for d, x, src, starts in (
@@ -355,6 +394,7 @@ CASES: dict[str, list[Part]] = {
     "dhlo.topk": TOPK,
     "dhlo.scatter": SCATTER,
     "dhlo.searchsorted": SEARCHSORTED,
+    "dhlo.segment_reduce": SEGMENTS,
     "dhlo.histogram": HISTOGRAM,
     "dhlo.unique": UNIQUE,
     "dhlo.update_slice": UPDATE_SLICE,

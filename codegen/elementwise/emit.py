@@ -69,6 +69,7 @@ class Emitter(IndexMath):
         self.piece: tuple[object, list[sympy.Expr], int] | None = None  # see `of_piece`
         self.touching = False  # memory is only prefetched; loads give zeros
         self._memo: list[dict[Any, V]] = [{}]
+        self._checked: list[dict[Any, Index]] = [{}]  # of each scope, the positions that indices were found to stand for
 
     # ------------------------------------------------------------------ scopes
     @contextmanager
@@ -79,8 +80,10 @@ class Emitter(IndexMath):
         if mask is not None:
             self.mask = mask if old is None else self.fn.and_(mask, old)
         self._memo.append({})
+        self._checked.append({})
         yield
         self._memo.pop()
+        self._checked.pop()
         self.mask, self.partial = old, was_partial
 
     @contextmanager
@@ -426,8 +429,13 @@ class Emitter(IndexMath):
 
     def lookup(self, i: V, size: sympy.Expr, op: Any) -> Index:
         """An index tensor's value as a position: wraps negatives if `op` says so; out of range is recorded and reads element 0."""
-        fn = self.fn
-        n = self.size(size)
+        known = (op.results[0], i.name, size)
+        if known not in self._checked[-1]:
+            self._checked[-1][known] = self._checked_index(i, size, op)
+        return self._checked[-1][known]
+
+    def _checked_index(self, i: V, size: sympy.Expr, op: Any) -> Index:
+        fn, n = self.fn, self.size(size)
         i = fn.cast(i, I64)
         n_v = fn.i64(n)
         j = fn.select(fn.cmp("lt", i, 0), fn.add(i, n_v), i) if "wrap" in op.attributes and attr(op, "wrap") else i

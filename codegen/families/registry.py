@@ -23,6 +23,7 @@ from dhlo.codegen.families.recurrent.step import RecurrentFamily
 from dhlo.codegen.families.reduce.step import ArgReduceFamily, ReductionFamily
 from dhlo.codegen.families.scan.step import ScanFamily
 from dhlo.codegen.families.scatter.step import WriteFamily
+from dhlo.codegen.families.segments.step import SegmentFamily
 from dhlo.codegen.families.sort.step import HistogramFamily, LexSortFamily, SearchSortedFamily, SortFamily, TopKFamily
 from dhlo.codegen.families.vision.step import VisionFamily
 from dhlo.codegen.kernel_ir.launch import is_kernel
@@ -60,6 +61,7 @@ FAMILIES: tuple[type[Family], ...] = (
     ReductionFamily,
     ScanFamily,
     SearchSortedFamily,
+    SegmentFamily,
     SortFamily,
     TopKFamily,
     VisionFamily,

@@ -121,8 +121,13 @@ def _histogramdd_at(b: OpBuilder, x: Value, bins: Sequence[Value], *, weight: Va
 
 
 # ---------------------------------------------------------------------------------------------------- segments
-_STARTS = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}
-_COMBINE = {"sum": "add", "mean": "add", "prod": "mul", "max": "max", "min": "min"}
+_COMBINE = {
+    "sum": ("sum", ew.Add),
+    "mean": ("sum", ew.Add),
+    "prod": ("prod", ew.Mul),
+    "max": ("max", ew.Maximum),
+    "min": ("min", ew.Minimum),
+}
 
 
 @lowers(A.segment_reduce.default)
@@ -147,16 +152,11 @@ def _segment_reduce(
         ends = scan(b, b.convert(lengths, "i64"), "sum", -1)
         offsets = b.pad(ends, [*[0] * d, 1], [0] * (d + 1), 0.0)
     offsets = b.convert(offsets, "i64")
-    *lead, edges = b.shape(offsets)
-    n, segments = b.shape(x)[d], edges - 1
-    found = b.op(lookup.SearchSorted, [offsets, b.iota([*lead, n], d, "i64")], {"right": True})
-    at = b.minimum(b.maximum(b.sub(found, 1), 0), segments - 1)
-    inside = b.ew(ew.And, b.ew(ew.Gt, found, 0), b.ew(ew.Le, found, segments))
-    neutral = _STARTS[how]
-    values = b.select(b.expand(inside, b.shape(x), list(range(d + 1))), x, neutral, dtype=dtype)
-    start = b.full([*lead, segments, *b.shape(x)[d + 1 :]], neutral if initial is None else initial, dtype)
-    own = [b.iota([*lead, n], k, "i64") for k in range(d)]
-    y = scatter(b, start, [*own, at], values, list(range(d + 1)), 0, _COMBINE[how])
+    segments = b.shape(offsets)[d] - 1
+    combined, join = _COMBINE[how]
+    y = b.op(lookup.SegmentReduce, [x, offsets], {"how": combined})
+    if initial is not None:
+        y = b.ew(join, y, initial, dtype=dtype)
     if how != "mean":
         return y
     count = b.convert(b.sub(b.slice(offsets, d, 1, segments), b.slice(offsets, d, 0, segments)), dtype)

@@ -46,30 +46,42 @@ def _embedding_bag(
     """The bags' rows, the bag of each index, how many indices each bag has, and for maxima the rows they came from."""
     if include_last:
         b.require(sympy.Ge(b.shape(offsets)[0], 1), "embedding_bag: there is no last offset")
-        offsets = b.slice(offsets, 0, 0, b.shape(offsets)[0] - 1)
-    bags = b.shape(offsets)[0]
-    bag, work = _bag_of(b, index, offsets), _work(b, table)
+        ends, offsets = b.convert(offsets, "i64"), b.slice(offsets, 0, 0, b.shape(offsets)[0] - 1)
+    else:
+        ends = b.concat([b.convert(offsets, "i64"), b.full([1], b.shape(index)[0], "i64")], 0)
+    bags, work = b.shape(offsets)[0], _work(b, table)
     rows = b.convert(b.take(table, [index], [0], 0), work)
     used = _used(b, index, padding_idx, work)
-    start = b.full([bags, b.shape(table)[1]], 0, work)
-    count = scatter(b, b.full([bags], 0, work), [bag], used, [0], 0, "add")
-    sizes = b.convert(count, "i64") if mode != _SUM else b.full([bags], 0, "i64")  # as PyTorch, which doesn't count for sums
+    sizes = _sizes(b, ends, bags) if padding_idx in (None, -1) else b.convert(_bags(b, used, ends, "sum"), "i64")
+    count = b.unsqueeze(b.convert(sizes, work), 1)
     best = sizes
     if mode == _MAX:
-        low = b.full(b.shape(start), float("-inf"), work)
         rows = b.select(b.unsqueeze(b.ew(ew.Gt, used, 0), 1), rows, float("-inf"))
-        out = scatter(b, low, [bag], rows, [0], 0, "max")
+        out = _bags(b, rows, ends, "max")
         if wanted(b, 3):
-            best = b.select(b.unsqueeze(b.ew(ew.Gt, count, 0), 1), _first_rows(b, index, bag, rows, out), 0)
-        out = b.select(b.unsqueeze(b.ew(ew.Gt, count, 0), 1), out, 0.0)
+            best = b.select(b.ew(ew.Gt, count, 0), _first_rows(b, index, _bag_of(b, index, offsets), rows, out), 0)
+        out = b.select(b.ew(ew.Gt, count, 0), out, 0.0)
     else:
         used = b.mul(used, weights) if weights is not None else used
-        out = scatter(b, start, [bag], b.mul(rows, b.unsqueeze(used, 1)), [0], 0, "add")
-        out = b.div(out, b.unsqueeze(b.maximum(count, 1), 1)) if mode == _MEAN else out
+        out = _bags(b, b.mul(rows, b.unsqueeze(used, 1)), ends, "sum")
+        out = b.div(out, b.maximum(count, 1)) if mode == _MEAN else out
+    bag = _bag_of(b, index, offsets)
+    if mode == _SUM:
+        sizes = best = b.full([bags], 0, "i64")  # as PyTorch, which doesn't count for sums
     stated = b.node.meta.get("val")
     if isinstance(stated, tuple | list) and stated[1].shape == (0,):  # nor names the bags, at times
         bag = b.full([0], 0, "i64")
     return [b.convert(out, b.dtype(table)), bag, sizes, best]
+
+
+def _bags(b: OpBuilder, rows: Value, ends: Value, how: str) -> Value:
+    """What each bag's rows are together. `ends` [bags + 1]: where each begins, and the last one ends."""
+    return b.op(lookup.SegmentReduce, [rows, ends], {"how": how})
+
+
+def _sizes(b: OpBuilder, ends: Value, bags: sympy.Expr) -> Value:
+    """How many indices each bag has."""
+    return b.sub(b.slice(ends, 0, 1, bags), b.slice(ends, 0, 0, bags))
 
 
 def _bag_of(b: OpBuilder, index: Value, offsets: Value) -> Value:

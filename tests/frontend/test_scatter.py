@@ -88,6 +88,19 @@ def test_adds_rows_that_are_computed() -> None:
     _compare(f, [case(5, 8, 7), *(case(6, n, 9) for n in SIZES), *(case(6, 18, n) for n in SIZES)])
 
 
+def test_few_places_in_a_row() -> None:
+    """No vector runs along these, whatever form their source has."""
+
+    def f(x: Tensor, i: Tensor, j: Tensor, s: Tensor) -> Tensor:
+        return x.index_put((i, j), torch.where(i > 1, s[j], -s[j]), accumulate=True)
+
+    def case(rows: int, columns: int) -> tuple[Tensor, ...]:
+        i, j = (torch.randint(0, n, (rows, 5)) for n in (4, columns))
+        return _values(4, columns, dtype=torch.float32), i, j, _values(columns, dtype=torch.float32)
+
+    _compare(f, [case(3, 7), *(case(n, 18) for n in SIZES)])
+
+
 def test_a_middle_dim_and_one_in_front() -> None:
     def case(a: int, b: int, c: int, n: int) -> tuple[Tensor, ...]:
         x, i, s = torch.rand(a, b, c), torch.randperm(b)[:n], torch.rand(a, n, c)
@@ -133,7 +146,7 @@ def test_an_index_out_of_range_fails_the_call(place: int) -> None:
 
 def test_more_indices_than_rows_fail_the_call() -> None:
     x, i = torch.zeros(3, 20), torch.zeros(3, 4, dtype=torch.int64)
-    f: Callable[..., Tensor] = lambda x, i: x.scatter(1, i, 1.0)  # noqa: E731
+    f: Callable[..., Tensor] = lambda x, i: x.scatter(1, i, 1.0)
     model = dhlo.compile(export(f, (x, i)))
     torch.testing.assert_close(model(x, i), f(x, i))
     with pytest.raises(dhlo.ContractError):

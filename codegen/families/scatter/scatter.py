@@ -131,7 +131,10 @@ class _Scatter(OpKernel):
         em, fn = self.em, self.fn
         rest = [*(at[d] for d in self.before), *(places[k] for k in range(len(self.places)))]
         x = em.value(self.src, [*rest, *(at[d] for d in self.after), *row])
-        if y.vec is None and y.step == 1 or not x.lanes and y.uniform and self.lane is None:
+        if self.lane is None and not self.in_rows:
+            self.put(fn.extract(x, 0) if x.lanes else x, y)  # the same in all lanes
+            return
+        if y.vec is None and y.step == 1:
             self.put(x, y)
             return
         to, x = em.lanes(y), x if x.lanes else fn.splat(x)

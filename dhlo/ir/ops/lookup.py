@@ -1,6 +1,8 @@
 """Ops that order, count and write by index; each has a kernel of its own."""
 
 # ruff: noqa: E704
+import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -130,6 +132,49 @@ class Scatter(Op, name="scatter"):
             y = y.reshape(-1).scatter_reduce(0, flat, value.reshape(-1), mode).reshape(y.shape)
         back = [[*dims, *rest].index(d) for d in range(x.dim())]
         return [y.permute(back)]
+
+
+class SegmentReduce(Op, name="segment_reduce"):
+    """Runs of x [*lead, n, *row] combined by `how` (sum, prod, max or min) along n: `offsets` [*lead, S + 1] (i64) are where each
+    begins, and where the last one ends; the result is [*lead, S, *row]. An empty run gives what changes nothing. An offset outside
+    of [0, n] fails the call. What bags of aten.embedding_bag and aten.segment_reduce are."""
+
+    kind = Kind.OPAQUE
+    x: Tensor
+    offsets: Tensor
+    how: ir.StringAttr
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        x, offsets = operands
+        lead = offsets.rank - 1
+        if attrs["how"] not in ("sum", "prod", "max", "min"):
+            raise TypeError_(f"unknown reduction {attrs['how']!r}")
+        if offsets.dtype.name != "i64" or not 0 <= lead < x.rank or x.dtype.is_complex:
+            raise TypeError_("segment_reduce wants rows and where their segments begin and end, as i64")
+        equal_shapes([offsets.with_shape([*x.shape[:lead], offsets.shape[-1]]), offsets], "offsets and rows")
+        return [x.with_shape([*x.shape[:lead], offsets.shape[-1] - 1, *x.shape[lead + 1 :]])]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        x, offsets = args
+        lead, how = offsets.dim() - 1, attr(self, "how")
+        rows = x.reshape(math.prod(x.shape[:lead]), *x.shape[lead:])
+        y = rows.new_empty(rows.shape[0], offsets.shape[-1] - 1, *rows.shape[2:])
+        for r, ends in enumerate(offsets.reshape(len(rows), offsets.shape[-1]).tolist()):
+            for s, (start, end) in enumerate(pairwise(ends)):
+                y[r, s] = _combined(rows[r, start:end], how)
+        return [y.reshape(*x.shape[:lead], *y.shape[1:])]
+
+
+def _combined(x: torch.Tensor, how: str) -> torch.Tensor:
+    """The elements along dim 0."""
+    if how in ("sum", "prod"):
+        return getattr(x, how)(0, dtype=x.dtype)  # type: ignore[no-any-return]
+    low = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min if x.dtype != torch.bool else False
+    high = float("inf") if x.is_floating_point() else torch.iinfo(x.dtype).max if x.dtype != torch.bool else True
+    neutral = x.new_full((1, *x.shape[1:]), low if how == "max" else high)
+    return getattr(torch.cat([neutral, x]), f"a{how}")(0)  # type: ignore[no-any-return]
 
 
 class UpdateSlice(Op, name="update_slice"):

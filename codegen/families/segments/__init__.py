@@ -1,0 +1,1 @@
+"""Reductions of runs of rows, whose ends are data."""

@@ -16,6 +16,7 @@ from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import movement as mv
 from dhlo.ir.symbols import as_expr
 from dhlo.ir.types import DType
 
@@ -61,15 +62,32 @@ def _pad(b: OpBuilder, x: Value, pad: Sequence[Any], mode: str = "constant", val
         n = b.shape(x)[d]
         for p in (lo, hi) if mode == "circular" else ():
             b.require(sympy.Le(p, n), "padding would wrap around more than once")
-        if not (b.dims.nonnegative(lo) and b.dims.nonnegative(hi)):  # what may cut something off
+        if (lo, hi) == (0, 0):
+            continue
+        if d < b.rank(x) - 1 or not (b.dims.nonnegative(lo) and b.dims.nonnegative(hi)):  # rows; what may cut something off
             x = b.take(x, [padded_places(b, n, -lo, lo + n + hi, mode)], [d], d)
-        else:  # what isn't repeated is copied as it lies
-            before, after = (
-                [b.take(x, [padded_places(b, n, start, count, mode)], [d], d)] if count != 0 else []
-                for start, count in ((-lo, lo), (n, hi))
-            )
-            x = b.concat([*before, x, *after], d)
+        else:  # along vectors, which copy what isn't repeated as it lies
+            before, after = _ends(b, x, lo, hi, mode)
+            x = b.concat([*([before] if lo != 0 else []), x, *([after] if hi != 0 else [])], d)
     return x
+
+
+def _ends(b: OpBuilder, x: Value, low: Any, high: Any, mode: str) -> tuple[Value, Value]:
+    """What stands before and after x along its last dim, as views of it."""
+    d = b.rank(x) - 1
+    n = b.shape(x)[d]
+    if mode == "reflect":
+        for p in (low, high):
+            b.require(sympy.Lt(p, n), "padding must be less than what it reflects")
+        before, after = b.slice(x, d, 1, low), b.slice(x, d, n - 1 - high, high)
+        return b.op(mv.Reverse, [before], {"dims": [d]}), b.op(mv.Reverse, [after], {"dims": [d]})
+    if mode == "replicate":
+        b.require(sympy.Ge(n, 1), "there is nothing to repeat")
+        first, last = (b.slice(x, d, at, 1) for at in (0, n - 1))
+        return b.expand(first, [*b.shape(x)[:d], low]), b.expand(last, [*b.shape(x)[:d], high])
+    if mode == "circular":
+        return b.slice(x, d, n - low, low), b.slice(x, d, 0, high)
+    raise CompileError(f"unknown padding mode {mode!r}")
 
 
 def padded_places(b: OpBuilder, n: sympy.Expr, start: Any, count: Any, mode: str) -> Value:

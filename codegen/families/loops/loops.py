@@ -24,7 +24,7 @@ from dhlo.shape_infer.cost import element_work
 __all__ = ["lower_loops"]
 
 BLOCK = 1024  # elements of a row that one item covers
-_MASKED_PARTS, _MASKED_VECTORS = 2, 2  # of what is joined along the lanes, up to which a vector takes all parts, under masks
+_MASKED_VECTORS = 2  # rows of as many take all parts of what is joined along the lanes, under masks
 
 
 def lower_loops(module: KernelModule, group: Group, checks: Checks) -> Launch:
@@ -123,13 +123,13 @@ def _nested(k: GroupKernel, values: list[Value], cost: int) -> Launch:
 
 
 def _by_parts(k: GroupKernel, shape: tuple[sympy.Expr, ...], lane: int, lo: V, hi: V, body: Callable[[Index], None]) -> None:
-    """Runs `body` over [lo, hi) a vector at a time; where more than a few tensors are joined there, in a loop for each of them."""
+    """Runs `body` over [lo, hi) a vector at a time; where tensors are joined there, in a loop for each of them."""
     em, fn = k.em, k.fn
     elements: Elements = em
     parts: list[tuple[Any, sympy.Expr, sympy.Expr]] = max(
         (join.parts(elements) for join in k.ops if _joins(join, shape, lane)), key=len, default=[]
     )
-    if len(parts) <= _MASKED_PARTS or is_static(shape[lane]) and shape[lane] <= _MASKED_VECTORS * fn.lanes:
+    if len(parts) < 2 or is_static(shape[lane]) and shape[lane] <= _MASKED_VECTORS * fn.lanes:
         vectors(em, lo, hi, body)
         return
     bounds = [end for _, _, end in parts]

@@ -86,6 +86,11 @@ def _sampled(d: str, channels: int, groups: int, taps: int) -> Part:
     return _case(vision.SampledColumns, args, {}, tol=SUMS, atol=1e-4)
 
 
+def _sampled_planes(d: str, channels: object, *out: object) -> Part:
+    args = [(t(d, IMAGES, channels, *SIZES), plain), *[(t(d, IMAGES, *out), within(-3, 35))] * 2]
+    return _case(vision.SampledPlanes, args, {}, tol=SUMS, atol=1e-4)
+
+
 CASES: dict[str, list[Part]] = {
     "dhlo.suppress": [
         _case(vision.Suppress, [(t(d, 4, size), boxes)], {"threshold": threshold})
@@ -104,6 +109,12 @@ CASES: dict[str, list[Part]] = {
         _pool("f32", 5, (2, 3), "mean"),
         _pool("f64", 17, (2, 2), "mean"),
         _pool("f16", 2, (1, 1), "mean"),
+    ],
+    "dhlo.sampled_planes": [
+        _sampled_planes("f32", 3, "n", "m"),
+        _sampled_planes("f32", "m", 3, 5),
+        _sampled_planes("f64", 2, "n + m"),
+        _sampled_planes("f32", 1, 2, 3, 17),
     ],
     "dhlo.sampled_columns": [_sampled("f32", 3, 1, 2), _sampled("f32", 40, 2, 3), _sampled("f64", 6, 3, 1)],
 }

@@ -36,8 +36,10 @@ def _grid_sampler(b: OpBuilder, x: Value, grid: Value, mode: int, padding: int, 
 def _sample(b: OpBuilder, x: Value, grid: Value, mode: int, padding: int, corners: bool) -> Value:
     places = _places(b, x, grid, mode, padding, corners)
     channels = b.shape(x)[1]
-    if mode == _LINEAR and len(places) == 2 and channels.is_Integer and channels >= _SIDE_BY_SIDE:
-        return _sample_side_by_side(b, x, places)
+    if mode == _LINEAR and len(places) == 2 and b.dtype(x).name in ("f32", "f64"):
+        if channels.is_Integer and channels >= _SIDE_BY_SIDE:
+            return _sample_side_by_side(b, x, places)
+        return b.op(vision.SampledPlanes, [x, *places])
     terms = []
     for at, weights, _ in _taps(b, x, places, mode, padding, corners):
         value = _at(b, x, at)

@@ -44,6 +44,30 @@ def test_bilinear(channels: int, padding: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(model(x, grid), module(x, grid), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+def test_any_number_of_channels() -> None:
+    """Planes of one column, places that are computed, numbers that aren't finite beside those that are read."""
+
+    class Moved(torch.nn.Module):
+        def forward(self, x, grid, flow):
+            return F.grid_sample(x, grid + flow, align_corners=False)
+
+    torch.manual_seed(0)
+    module = Moved()
+    example = (torch.rand(2, 5, 9, 7), torch.rand(2, 5, 6, 2), torch.rand(5, 6, 2))
+    shapes = ({0: A, 1: A, 2: A, 3: A}, {0: A, 1: A, 2: A}, {0: A, 1: A})
+    model = dhlo.compile(export(module, example, dynamic_shapes=shapes))
+    for channels, h, w, rows, columns in (
+        *((3, 5, n, 2, 17) for n in (1, 2, 3, 15, 16, 17)),
+        *((2, n, 4, 3, 33) for n in (1, 2, 3, 16)),
+        *((c, 4, 5, 3, 7) for c in (1, 2, 40)),
+        *((2, 4, 5, 2, n) for n in (1, 2, 15, 16, 17, 257, 600)),
+    ):
+        x, grid = torch.rand(2, channels, h, w), torch.rand(2, rows, columns, 2) * 3 - 1.5
+        x[:, :, :, -1], x[0, 0, 0] = math.inf, math.nan
+        flow = torch.rand(rows, columns, 2) / 8
+        torch.testing.assert_close(model(x, grid, flow), module(x, grid, flow), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 def test_narrow_floats(dtype: torch.dtype) -> None:
     module = Sample(align_corners=False)

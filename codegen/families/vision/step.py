@@ -7,10 +7,11 @@ from dhlo.codegen.families.kernel import Launch
 from dhlo.codegen.families.lowering import anchor_of
 from dhlo.codegen.families.vision.align import lower_roi_align
 from dhlo.codegen.families.vision.columns import lower_sampled_columns
+from dhlo.codegen.families.vision.planes import lower_sampled_planes
 from dhlo.codegen.families.vision.pool import lower_roi_pool
 from dhlo.codegen.families.vision.suppress import lower_suppress
 from dhlo.ir.dialect import Kind
-from dhlo.ir.ops.vision import RoiAlign, RoiPool, SampledColumns, Suppress
+from dhlo.ir.ops.vision import RoiAlign, RoiPool, SampledColumns, SampledPlanes, Suppress
 
 __all__ = ["VisionFamily"]
 
@@ -18,6 +19,7 @@ _KERNELS = {
     RoiAlign: lower_roi_align,
     RoiPool: lower_roi_pool,
     SampledColumns: lower_sampled_columns,
+    SampledPlanes: lower_sampled_planes,
     Suppress: lower_suppress,
 }
 

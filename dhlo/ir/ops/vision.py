@@ -243,4 +243,43 @@ class SampledColumns(Op, name="sampled_columns"):
         return 8 * from_mlir(self.results[0]).numel
 
 
-__all__ = ["LEAST", "POOLS", "RoiAlign", "RoiPool", "SampledColumns", "Suppress"]
+class SampledPlanes(Op, name="sampled_planes"):
+    """Bilinear samples [B, C, *out] of images x [B, C, H, W] at the rows y [B, *out] and columns at [B, *out], all of f32 or
+    f64. What is outside of the image is 0."""
+
+    kind = Kind.OPAQUE
+    x: Tensor
+    y: Tensor
+    at: Tensor
+    out: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        x, y, at = operands
+        if x.rank != 4 or x.dtype.name not in ("f32", "f64") or y.rank < 2:
+            raise TypeError_("sampled_planes wants images [B, C, H, W] of f32 or f64, and places [B, *out]")
+        if not same(y, at) or not same(y, x.with_shape([x.shape[0], *y.shape[1:]])):
+            raise TypeError_("sampled_planes wants a row and a column for each place, of the image's dtype")
+        return [x.with_shape([*x.shape[:2], *y.shape[1:]])]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        x, y, at = args
+        batch, channels, height, width = x.shape
+        total = torch.zeros(batch, channels, *y.shape[1:], dtype=x.dtype)
+        for dy in (0, 1):
+            for dx in (0, 1):
+                row, column = y.floor() + dy, at.floor() + dx
+                weight = (y - y.floor() if dy else 1 - (y - y.floor())) * (at - at.floor() if dx else 1 - (at - at.floor()))
+                there = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+                where = torch.where(there, row * width + column, 0).long().flatten(1)[:, None].expand(-1, channels, -1)
+                flat = x.reshape(batch, channels, height * width)
+                found = flat.gather(2, where).reshape(total.shape) if height * width else torch.zeros_like(total)
+                total = total + weight[:, None] * torch.where(there[:, None], found, 0)
+        return [total]
+
+    def flops(self) -> sympy.Expr:
+        """Four elements, multiplied and added."""
+        return 8 * from_mlir(self.results[0]).numel
+
+
+__all__ = ["LEAST", "POOLS", "RoiAlign", "RoiPool", "SampledColumns", "SampledPlanes", "Suppress"]

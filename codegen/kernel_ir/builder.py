@@ -246,11 +246,22 @@ class Fn(Arithmetic):
         )
 
     def masked_store(self, x: V, p: V, mask: V) -> None:
-        a = max(1, BITS[x.elem] // 8)
+        x, a = self._as_narrow(x), max(1, BITS[x.elem] // 8)
         self.raw(
             f"llvm.intr.masked.store {x.name}, {p.name}, {mask.name} {{alignment = {a} : i32}}"
             f" : {x.type}, {mask.type} into !llvm.ptr"
         )
+
+    def _as_narrow(self, x: V) -> V:
+        """The same vector, whose elements LLVM can't take for wider ones that are truncated: where one lane alone is stored, and it
+        knows which, it would store all of the wider element (LLVM 22, AVX-512)."""
+        if not self.target.mask_registers or x.elem not in (I8, "i16", I32, "bf16"):
+            return x
+        if x.elem == "bf16":
+            x = self.bitcast(x, "i16")
+        if x.lanes * BITS[x.elem] not in (128, 256, 512):
+            return x
+        return self.op(x.type, f'llvm.inline_asm "", "=v,0" {x.name} : ({x.type}) -> {x.type}')
 
     def store_first(self, x: V, p: V, n: V) -> None:
         """Stores a vector's lanes below `n` (i64, may exceed the lane count), whole vectors without a mask where that is dear."""

@@ -91,6 +91,21 @@ def _sampled_planes(d: str, channels: object, *out: object) -> Part:
     return _case(vision.SampledPlanes, args, {}, tol=SUMS, atol=1e-4)
 
 
+def _below(most: int) -> Draw:
+    return lambda d, shape, g: torch.randint(0, most, shape, generator=g).to(d.torch)
+
+
+def _resampled(dim: int, taps: int, *shape: object) -> Part:
+    """Weights that add up to about one, in 12 binary places."""
+    args = [
+        (t("ui8", *shape), _below(256)),
+        (t("i64", "m + 1"), _below(40)),
+        (t("i16", "m + 1", taps), lambda d, s, g: torch.randint(-1500, 8000 // taps, s, generator=g).to(d.torch)),
+        (t("i32", 1), lambda d, s, g: torch.full(s, 12).to(d.torch)),
+    ]
+    return _case(vision.ResampledBytes, args, {"dim": dim})
+
+
 CASES: dict[str, list[Part]] = {
     "dhlo.suppress": [
         _case(vision.Suppress, [(t(d, 4, size), boxes)], {"threshold": threshold})
@@ -109,6 +124,15 @@ CASES: dict[str, list[Part]] = {
         _pool("f32", 5, (2, 3), "mean"),
         _pool("f64", 17, (2, 2), "mean"),
         _pool("f16", 2, (1, 1), "mean"),
+    ],
+    "dhlo.resampled_bytes": [
+        _resampled(1, 2, 3, "n + 1"),
+        _resampled(1, 6, "n", 40),
+        _resampled(2, 20, 2, "n", 41),
+        _resampled(2, 4, 23, 5, "n + 1"),
+        _resampled(0, 4, "n + 1", "m"),
+        _resampled(1, 8, 2, 40, "n"),
+        _resampled(1, 2, 2, "n + 1", 3, 43),
     ],
     "dhlo.sampled_planes": [
         _sampled_planes("f32", 3, "n", "m"),

@@ -7,6 +7,8 @@ from typing import Any
 
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import vision
+from dhlo.ir.symbols import ceil_div
 from dhlo.ir.types import DTYPES
 
 __all__ = ["byte_taps", "resized_bytes"]
@@ -43,13 +45,10 @@ def resized_bytes(b: OpBuilder, x: Value, sizes: Sequence[tuple[Any, Any]], corn
         most = b.reduce(b.reduce(w, "max", [0]), "max", [0], keepdim=True) if b.dtype(third).is_bool else third
         powers = b.unary(ew.Exp2, b.iota([_MOST_PLACES], 0, _F64, start=1))
         fits = b.ew(ew.Lt, b.add(b.mul(powers, most), 0.5), float(1 << _WEIGHT_BITS))
-        bits = b.reduce(b.convert(fits, "i32"), "sum", [0])  # binary places of the weights
+        bits = b.convert(b.reduce(b.convert(fits, "i32"), "sum", [0]), "i32")  # binary places of the weights
         w = b.mul(w, b.convert(b.op(ew.ShiftLeft, [b.full([], 1, "i32"), bits]), _F64))
         w = b.convert(b.add(w, b.select(b.ew(ew.Lt, w, 0.0), -0.5, 0.5, dtype=_F64)), "i32")
-        values = b.convert(b.take(x, [at], [d], d), "i32")
-        terms = b.mul(values, b.expand(w, b.shape(values), [d, d + 1]))
-        half = b.op(ew.ShiftLeft, [b.full([], 1, "i32"), b.sub(bits, 1)])
-        total = b.add(b.convert(b.reduce(terms, "sum", [d]), "i32"), half)
-        whole = b.op(ew.ShiftRight, [total, b.expand(bits, b.shape(total))])
-        x = b.convert(b.minimum(b.maximum(whole, 0), 255), "ui8")
+        taps = b.shape(w)[0]
+        weights = b.convert(b.pad(b.transpose(w, [1, 0]), [0, 0], [0, 2 * ceil_div(taps, 2) - taps], 0), "i16")
+        x = b.op(vision.ResampledBytes, [x, b.pick(at, 0, 0), weights, b.reshape(bits, [1])], {"dim": d})
     return x

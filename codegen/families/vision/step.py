@@ -9,13 +9,15 @@ from dhlo.codegen.families.vision.align import lower_roi_align
 from dhlo.codegen.families.vision.columns import lower_sampled_columns
 from dhlo.codegen.families.vision.planes import lower_sampled_planes
 from dhlo.codegen.families.vision.pool import lower_roi_pool
+from dhlo.codegen.families.vision.resample import lower_resampled_bytes
 from dhlo.codegen.families.vision.suppress import lower_suppress
 from dhlo.ir.dialect import Kind
-from dhlo.ir.ops.vision import RoiAlign, RoiPool, SampledColumns, SampledPlanes, Suppress
+from dhlo.ir.ops.vision import ResampledBytes, RoiAlign, RoiPool, SampledColumns, SampledPlanes, Suppress
 
 __all__ = ["VisionFamily"]
 
 _KERNELS = {
+    ResampledBytes: lower_resampled_bytes,
     RoiAlign: lower_roi_align,
     RoiPool: lower_roi_pool,
     SampledColumns: lower_sampled_columns,

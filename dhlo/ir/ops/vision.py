@@ -6,7 +6,7 @@ from typing import Any
 import sympy
 import torch
 
-from dhlo.ir.dialect import Flag, Kind, Op, Out, Tensor, TypeError_, attr, same
+from dhlo.ir.dialect import Flag, Kind, Op, Out, Tensor, TypeError_, attr, dims_of, equal_shapes, same
 from dhlo.ir.mlir import ir
 from dhlo.ir.types import TensorType, from_mlir
 
@@ -282,4 +282,39 @@ class SampledPlanes(Op, name="sampled_planes"):
         return 8 * from_mlir(self.results[0]).numel
 
 
-__all__ = ["LEAST", "POOLS", "RoiAlign", "RoiPool", "SampledColumns", "SampledPlanes", "Suppress"]
+class ResampledBytes(Op, name="resampled_bytes"):
+    """x (ui8) with `dim` of another size: element o of it is the sum of weights[o, k] times the element first[o] + k, the last one
+    if there is none, rounded as a number of `bits` binary places and bounded to [0, 255]. first [out] (i64), of [0, n), weights
+    [out, taps] (i16), an even number of them, bits [1] (i32)."""
+
+    kind = Kind.OPAQUE
+    x: Tensor
+    first: Tensor
+    weights: Tensor
+    bits: Tensor
+    dim: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        x, first, weights, bits = operands
+        dims_of([attrs["dim"]], x.rank)
+        names = [t.dtype.name for t in operands]
+        if names != ["ui8", "i64", "i16", "i32"] or (first.rank, weights.rank, bits.rank) != (1, 2, 1):
+            raise TypeError_("resampled_bytes wants ui8, places [out] (i64), weights [out, taps] (i16) and bits [1] (i32)")
+        equal_shapes([weights.with_shape([first.shape[0], weights.shape[1]]), weights], "places and weights")
+        return [x.with_shape([first.shape[0] if d == attrs["dim"] else s for d, s in enumerate(x.shape)])]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        x, first, weights, bits = args
+        d, n = attr(self, "dim"), x.shape[attr(self, "dim")]
+        at = (first.clamp(0, max(n - 1, 0))[:, None] + torch.arange(weights.shape[1])).clamp(max=max(n - 1, 0))
+        found = x.movedim(d, -1).int()[..., at] * weights.int()
+        y = (found.sum(-1, dtype=torch.int32) + (1 << bits - 1)) >> bits
+        return [y.clamp(0, 255).to(torch.uint8).movedim(-1, d)]
+
+    def flops(self) -> sympy.Expr:
+        return 2 * from_mlir(self.operands[2]).shape[1] * from_mlir(self.results[0]).numel
+
+
+__all__ = ["LEAST", "POOLS", "ResampledBytes", "RoiAlign", "RoiPool", "SampledColumns", "SampledPlanes", "Suppress"]

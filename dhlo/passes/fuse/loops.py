@@ -10,7 +10,7 @@ from dhlo.ir.handles import Value
 from dhlo.ir.ops.compute import extra
 from dhlo.ir.ops.lookup import Scatter, SegmentReduce
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, State, Transpose
-from dhlo.ir.ops.vision import SampledPlanes
+from dhlo.ir.ops.vision import ResampledBytes, SampledPlanes
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.cost import CHEAP, Costs, subtree_cost, worth_storing
 from dhlo.passes.fuse.graph import Graph, Unit, kind_of
@@ -85,6 +85,8 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any], costs: Costs) -> bool:
         if takes_narrow(op, k) and coded(v) is not None:
             continue
         if isinstance(op, SegmentReduce) or isinstance(op, SampledPlanes) and k > 0:  # each element is needed once
+            continue
+        if isinstance(op, ResampledBytes) and k == 0 and attr(op, "dim") == from_mlir(v).rank - 1:
             continue
         if isinstance(op, Scatter) and _computed_in_write(g, op, k, costs):
             continue

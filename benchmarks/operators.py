@@ -59,6 +59,13 @@ def rows() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "bytes made smaller": (_resized(size=(224, 224), mode="bilinear"), ((r(1, 3, 300, 400) * 255).byte(),)),
         "grid_sample, 32 channels": (lambda x, g: F.grid_sample(x, g, align_corners=False), (r(8, 32, 50, 50), r(8, 300, 4, 2))),
         "grid_sample, 3 channels": (lambda x, g: F.grid_sample(x, g, align_corners=False), (r(1, 3, 224, 224), r(1, 224, 224, 2))),
+        "bytes made much smaller, antialiased": (
+            _resized(size=(224, 224), mode="bilinear", antialias=True),
+            ((r(1, 3, 1080, 1920) * 255).byte(),),
+        ),
+        "scatter_add": (lambda x, i, s: x.scatter_add(1, i, s), (r(300, 500), torch.randint(0, 500, (300, 200)), r(300, 200))),
+        "embedding_bag": (lambda i, w: F.embedding_bag(i, w, mode="sum"), (torch.randint(0, 10000, (128, 16)), r(10000, 64))),
+        "two joined": (lambda a, b: torch.cat([a, b], -1), (r(300, 500), r(300, 400))),
         "rotated by 90 degrees": (lambda x: torch.rot90(x, 1, (-2, -1)), (r(3, 512, 500),)),
         "padded, reflected": (lambda x: F.pad(x, (3, 3, 3, 3), mode="reflect"), (r(4, 3, 256, 250),)),
         "padded, circular": (lambda x: F.pad(x, (3, 3, 3, 3), mode="circular"), (r(4, 3, 256, 250),)),
@@ -117,7 +124,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     import dhlo  # reads the environment
 
-    print(f"{'us':34}{'eager':>10}{'dhlo':>10}{'times':>8}")
+    print(f"{'us':38}{'eager':>10}{'dhlo':>10}{'times':>8}")
     for name, (f, args) in rows().items():
         if options.only not in name:
             continue
@@ -129,7 +136,7 @@ def main() -> None:
                 t = time.perf_counter()
                 call(*args)
                 best[i] = min(best[i], time.perf_counter() - t)
-        print(f"{name:34}{best[0] * 1e6:10.1f}{best[1] * 1e6:10.1f}{best[0] / best[1]:8.2f}", flush=True)
+        print(f"{name:38}{best[0] * 1e6:10.1f}{best[1] * 1e6:10.1f}{best[0] / best[1]:8.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ def _embedding_bag(
     else:
         ends = b.concat([b.convert(offsets, "i64"), b.full([1], b.shape(index)[0], "i64")], 0)
     bags, work = b.shape(offsets)[0], _work(b, table)
+    ends = _from_zero(b, ends, bags)
     rows = b.convert(b.take(table, [index], [0], 0), work)
     used = _used(b, index, padding_idx, work)
     sizes = _sizes(b, ends, bags) if padding_idx in (None, -1) else b.convert(_bags(b, used, ends, "sum"), "i64")
@@ -77,6 +78,13 @@ def _embedding_bag(
 def _bags(b: OpBuilder, rows: Value, ends: Value, how: str) -> Value:
     """What each bag's rows are together. `ends` [bags + 1]: where each begins, and the last one ends."""
     return b.op(lookup.SegmentReduce, [rows, ends], {"how": how})
+
+
+def _from_zero(b: OpBuilder, ends: Value, bags: sympy.Expr) -> Value:
+    """The same ends, of which the first one must be 0 if there are bags; else the call fails."""
+    some = sympy.Min(bags, 1)
+    first = b.take(b.full([1], 0, "i64"), [b.slice(ends, 0, 0, some)], [0], 0)
+    return b.concat([first, b.slice(ends, 0, some, bags + 1 - some)], 0)
 
 
 def _sizes(b: OpBuilder, ends: Value, bags: sympy.Expr) -> Value:

@@ -14,6 +14,7 @@ from dhlo.codegen.kernel_ir.builder import EXPLICIT, ONCE
 from dhlo.codegen.target import Target, native
 from dhlo.errors import CompileError
 from dhlo.ir import mlir
+from dhlo.options import verify_passes
 
 __all__ = [
     "Jit",
@@ -90,7 +91,9 @@ def lower_to_llvm_ir(text: str, target: Target) -> str:
     integers = "bf16" not in target.dots  # which then round to bf16 and are stored for it
     with mlir.ir.Context(), mlir.ir.Location.unknown():
         module = mlir.ir.Module.parse(text)
-        mlir.PassManager.parse(PASSES.format(bf16=str(integers).lower())).run(module.operation)
+        passes = mlir.PassManager.parse(PASSES.format(bf16=str(integers).lower()))
+        passes.enable_verifier(verify_passes())  # which takes longer than the passes; LLVM verifies what comes of them
+        passes.run(module.operation)
         if integers and _has_bf16(text):
             bf16_as_integers(module)
         _set_attributes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -9,10 +10,10 @@ from typing import Any, TypeAlias
 
 import sympy
 from sympy.logic.boolalg import BooleanFalse, BooleanTrue
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from dhlo.errors import CompileError
+from dhlo.frontend.intervals import Intervals
+from dhlo.frontend.parts import replaced
 from dhlo.frontend.program import Range
 from dhlo.frontend.promotion import is_boolean
 from dhlo.ir.symbols import FloorDiv, as_expr, describe, show, symbol
@@ -57,12 +58,14 @@ class Dims:
     signed: dict[str, str] = field(default_factory=dict)  # the run-time symbols of arguments that may be negative
     defined: dict[str, int] = field(default_factory=dict)  # run-time symbols, in the order in which the program defines them
     asserted: set[Any] = field(default_factory=set)  # conditions on run-time symbols that this round checks already
-    # Products that this round has checked to be equal to something shorter, that, and the quotients in the product.
-    shorter: dict[Expr, tuple[Expr, set[Expr]]] = field(default_factory=dict)
+    shorter: dict[Expr, Expr] = field(default_factory=dict)  # what this round has checked to be equal to something shorter
     check_here: Callable[[Expr, Expr], bool] = lambda a, b: False  # checks an equality at once, if it must be
     changed: bool = False
     _proofs: dict[Any, bool] = field(default_factory=dict)
-    _shortened: dict[Any, Any] = field(default_factory=dict)  # by expression, as of `shorter`
+    _expanded: dict[Expr, Expr] = field(default_factory=dict)
+    _guards_by_term: dict[Any, dict[Expr, None]] = field(default_factory=dict)  # `promised`, as far as substitution goes
+    _shortened: dict[Any, tuple[int, Any]] = field(default_factory=dict)  # by expression, and by how many of `shorter`
+    _replaced: dict[tuple[Expr, Expr], dict[Any, Any]] = field(default_factory=dict)  # by what is replaced, for all rounds
 
     # ------------------------------------------------------------------------------------------------ symbols
     def expr(self, x: Any) -> Expr:
@@ -81,14 +84,12 @@ class Dims:
         """An expression or condition in fewer words, by what this round has checked."""
         if not self.shorter or not e.has(FloorDiv):
             return e
-        if e not in self._shortened:
-            short, quotients = e, e.atoms(FloorDiv)
-            for product, (value, needed) in self.shorter.items():
-                if needed <= quotients:  # replacing takes long
-                    short = short.subs(product, value)
-                    quotients = short.atoms(FloorDiv)
-            self._shortened[e] = short
-        return self._shortened[e]
+        tried, short = self._shortened.get(e, (0, e))
+        if tried < len(self.shorter):
+            for long_and_short in itertools.islice(self.shorter.items(), tried, None):
+                short = replaced(short, *long_and_short, self._replaced.setdefault(long_and_short, {}))
+            self._shortened[e] = len(self.shorter), short
+        return short
 
     def forget_shorter(self) -> None:
         """Begins a round, which checks the equalities anew."""
@@ -103,8 +104,9 @@ class Dims:
         factor, long = long.as_coeff_Mul()
         short = short / factor
         if long.has(FloorDiv) and _is_whole(short) and not short.has(long):
-            self.shorter[long] = short, long.atoms(FloorDiv)
-            self._shortened.clear()
+            if long in self.shorter:  # what has been shortened by it would now be something else
+                self._shortened.clear()
+            self.shorter[long] = short
 
     def range_of(self, name: str) -> Range:
         return self.ranges.get(name, Range(None, None) if name.startswith("u") else Range(0, None))
@@ -112,11 +114,13 @@ class Dims:
     def declare(self, name: str, lo: int | None, hi: int | None) -> None:
         if name not in self.ranges:
             self.ranges[name] = Range(lo, None if hi is None or hi >= _NO_BOUND else hi)
+            self._intervals.forget()
 
     def declare_signed(self, name: str, lo: int | None, hi: int | None) -> None:
         """Declares a number that may be negative, which a run-time symbol stands for: symbols of inputs are natural numbers."""
         own = self.signed.setdefault(name, f"u_{name}")
         self.substitution[symbol(name)] = symbol(own)
+        self._guards_by_term.clear()
         self.declare(own, lo, hi)
 
     def count(self, name: str) -> None:
@@ -137,43 +141,53 @@ class Dims:
             raise Contradiction(f"no value of {name} satisfies the program's conditions ({lo} <= {name} <= {hi})")
         if Range(lo, hi) != old:
             self.ranges[name] = Range(lo, hi)
-            self._proofs.clear()
+            self._forget_proofs()
 
     # ------------------------------------------------------------------------------------------------ proofs
+    def __post_init__(self) -> None:
+        self._intervals = Intervals(self.range_of)
+
+    def _forget_proofs(self) -> None:
+        """What is known of symbols has changed."""
+        self._proofs.clear()
+        self._intervals.forget()
+
     def bounds(self, e: Expr, at_least: int = 0) -> tuple[Expr, Expr]:
         """Lower and upper bound of an expression; `at_least` is assumed of every size of an input."""
-        table: dict[Any, ValueRanges[Any]] = {}
-        for s in e.free_symbols:
-            r = self.range_of(s.name)
-            lo = r.lo if s.name.startswith("u") else max(r.lo or 0, at_least)
-            if s.is_integer:
-                table[s] = ValueRanges(-int_oo if lo is None else lo, int_oo if r.hi is None else max(r.hi, lo or 0))
-            else:
-                table[s] = ValueRanges(-sympy.oo, sympy.oo)
-        vr: Any = bound_sympy(e, table)
-        return vr.lower, vr.upper
+        values = self._intervals.of(e, at_least)
+        return values.lower, values.upper
+
+    def expanded(self, e: Expr) -> Expr:
+        """An expression without brackets, as sympy's `expand` gives it, which goes through all of an expression once for each kind
+        of bracket: terms recur."""
+        if not e.args:
+            return e
+        found = self._expanded.get(e)
+        if found is None:
+            found = sympy.Add(*map(self.expanded, e.args)) if e.is_Add else sympy.expand(e)
+            self._expanded[e] = found
+        return found
 
     def nonnegative(self, e: Expr, at_least: int = 0) -> bool:
         """Is e >= 0 for all sizes?"""
-        e = sympy.expand(e)
+        e = self.expanded(e)
         if e.is_number:
             return bool(e >= 0)
         key = (e, at_least)
         hit = self._proofs.get(key)
         if hit is None:
-            hit = bool(e.is_nonnegative)
-            if not hit:
-                try:
-                    hit = bool(self.bounds(e, at_least)[0] >= 0)
-                except Exception:  # an expression that torch's bounds don't know: nothing is proved
-                    hit = False
+            try:
+                hit = bool(self.bounds(e, at_least)[0] >= 0)
+            except Exception:  # an expression that torch's bounds don't know: nothing is proved
+                hit = False
+            hit = hit or bool(e.is_nonnegative)
             self._proofs[key] = hit
         return hit
 
     def equal(self, a: Any, b: Any) -> bool:
         """Are two sizes the same expression?"""
         a, b = as_expr(a), as_expr(b)
-        return bool(a == b) or (not (a.is_number and b.is_number) and sympy.expand(a - b) == 0)
+        return bool(a == b) or (not (a.is_number and b.is_number) and self.expanded(a - b) == 0)
 
     def holds(self, cond: Any, at_least: int = 0) -> bool | None:
         """Truth of a relation for all sizes, or None where that isn't known."""
@@ -200,7 +214,7 @@ class Dims:
         return None
 
     def _same(self, d: Expr, at_least: int) -> bool | None:
-        d = sympy.expand(d)
+        d = self.expanded(d)
         if d.is_number:
             return bool(d == 0)
         if self.nonnegative(d - 1, at_least) or self.nonnegative(-d - 1, at_least):
@@ -226,14 +240,26 @@ class Dims:
 
     def _is_above(self, a: Expr, b: Expr, at_least: int, guarded: bool) -> bool:
         """Is a >= b for all sizes, those that the guards admit or all that there are?"""
-        return self.nonnegative(a - b, at_least) or (
-            guarded and any(self.nonnegative(a - b - d.xreplace(self.substitution), at_least) for d in self.promised)
-        )
+        d = self.expanded(a - b)
+        return self.nonnegative(d, at_least) or (guarded and any(self.nonnegative(d - g, at_least) for g in self._guards_about(d)))
+
+    def _guards_about(self, d: Expr) -> Iterable[Expr]:
+        """Of what guards promise not to be negative, what may prove that of a sum that is expanded, too: what has a term in
+        common with it. The bounds of other differences are those of the sum less the guard's, term by term, and the guard's upper
+        one isn't negative; but where all is of one symbol, sympy looks at more than terms."""
+        if not self._guards_by_term:
+            for promised in self.promised:
+                g = self.expanded(promised.xreplace(self.substitution))
+                for key in (*_terms_of(g), frozenset(g.free_symbols)):
+                    self._guards_by_term.setdefault(key, {})[g] = None
+        keys = (*_terms_of(d), *([frozenset(d.free_symbols)] if len(d.free_symbols) == 1 else []))
+        return {g: None for key in keys for g in self._guards_by_term.get(key, ())}
 
     def promise(self, relation: Any) -> None:
         """Takes in a guard of the program: sizes of its results may rest on it."""
         if isinstance(relation, sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt) and all(s.is_integer for s in relation.free_symbols):
             self.promised.add(_surplus(relation))
+            self._guards_by_term.clear()
 
     def simplify(self, e: Any) -> Expr:
         """Folds max and min by what is known. Where non-empty inputs decide, non-emptiness becomes part of the
@@ -253,7 +279,7 @@ class Dims:
             if not got.has(sympy.Max, sympy.Min):
                 return got
             self.ranges[s.name] = old
-            self._proofs.clear()
+            self._forget_proofs()
         return e
 
     # ------------------------------------------------------------------------------------------------ equalities
@@ -271,7 +297,7 @@ class Dims:
         """Learns a == b. True if that can be expressed by replacing a symbol; else the equality is kept to be
         asserted."""
         a, b = self.expr(a), self.expr(b)
-        d = sympy.expand(a - b)
+        d = self.expanded(a - b)
         if d == 0:
             return True
         if d.is_number:
@@ -286,7 +312,8 @@ class Dims:
         sym, value = solved
         self.substitution = {k: v.xreplace({sym: value}) for k, v in self.substitution.items()}
         self.substitution[sym] = value
-        self._proofs.clear()
+        self._guards_by_term.clear()
+        self._forget_proofs()
         if value.is_Symbol:
             r = self.range_of(sym.name)
             self.tighten(value.name, r.lo, r.hi)
@@ -346,7 +373,7 @@ class Dims:
         if self.holds(cond):
             return None
         if isinstance(cond, sympy.Eq) and not is_boolean(cond.lhs):
-            d = sympy.expand(cond.lhs - cond.rhs)
+            d = self.expanded(cond.lhs - cond.rhs)
             unbacked = any(s.name.startswith("u") or not s.is_integer for s in d.free_symbols)
             solved = self._solve(d) if all(s.is_integer for s in d.free_symbols) else None
             if solved:
@@ -401,6 +428,11 @@ class Dims:
 def _is_whole(e: Expr) -> bool:
     """Whether all terms of a sum have whole factors: the host program divides term by term."""
     return all(t.as_coeff_Mul()[0].is_Integer for t in sympy.Add.make_args(e))
+
+
+def _terms_of(e: Expr) -> set[Expr]:
+    """The terms of a sum, but for a number, without their factors."""
+    return {t.as_coeff_Mul()[1] for t in sympy.Add.make_args(e) if not t.is_number}
 
 
 def _surplus(inequality: Any) -> Expr:

@@ -143,7 +143,7 @@ void test_texts() {
   CHECK(dhlo_machine_configure("measure") == DHLO_OK && dhlo_machine_configure("nominal") == DHLO_OK);
   CHECK(dhlo_machine_configure("wake_ns=1234,ahead_few=512") == DHLO_OK);
   CHECK(dhlo_machine_fact(DHLO_MACHINE_WAKE_NS) == 1234 && dhlo_machine_fact(DHLO_MACHINE_AHEAD_FEW) == 512);
-  CHECK(dhlo_machine_fact(DHLO_MACHINE_AHEAD_ONE) == 4096);
+  CHECK(dhlo_machine_fact(DHLO_MACHINE_AHEAD_ONE) == 8192);
   CHECK(dhlo_machine_fact(-1) == -1 && dhlo_machine_fact(DHLO_MACHINE_FIELDS) == -1);
   CHECK(dhlo_machine_fact_name(-1) == nullptr && dhlo_machine_fact_name(DHLO_MACHINE_FIELDS) == nullptr);
   CHECK(std::string(dhlo_machine_fact_name(DHLO_MACHINE_WAKE_NS)) == "wake_ns");

@@ -206,3 +206,21 @@ def test_what_is_copied() -> None:
     )
     assert not copies(added, torch.randn(30, 30).T, torch.randn(30, 30))
     assert copies(added, torch.randn(30, 30), torch.randn(30, 30).T)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128])
+def test_images_whose_channels_lie_side_by_side(dtype: torch.dtype) -> None:
+    """Elements of a row are as many elements apart as there are channels."""
+
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x
+
+    dims = tuple(Dim(n, min=0, max=1000) for n in ("channels", "height", "width"))
+    example = numbers(dtype, 3, 5, 7)
+    compiled = dhlo.compile(export(Doubled(), (example,), dynamic_shapes=(dict(enumerate(dims)),)), cache="")
+    for channels in (1, 2, 3, 4, 5, 17):
+        for height, width in ((0, 3), (1, 1), (2, 15), (3, 16), (1, 17), (65, 33), (2, 100)):
+            pixels = numbers(dtype, height, width, channels)
+            for image in (pixels.permute(2, 0, 1), pixels.permute(2, 1, 0), pixels[:, 1:].permute(2, 0, 1)):
+                torch.testing.assert_close(compiled(image), image + image, rtol=0, atol=0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from dhlo.codegen.kernel_ir.builder import I64, PTR, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.interleave import load_spaced
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
@@ -14,6 +17,8 @@ BLOCK_ROWS: Final = 64
 """Rows of an item: where memory runs along them, a piece of so many elements lies in few lines and one page."""
 # Elements of a row that are copied before the next one's of BLOCK_ROWS, as many as a line has of most types; more of fewer rows.
 _CHUNK: Final = 16
+# Elements of a row that lie so far apart are read by whole vectors: channels of an image whose pixels hold them side by side.
+_SPACES: Final = (2, 3, 4)
 T = TypeVar("T")
 _TYPES: Final = {1: "i8", 2: "i16", 4: "i32", 8: "i64", 16: "i128"}
 
@@ -23,7 +28,7 @@ def emit_copy_strided(module: KernelModule, itemsize: int, copies_out: bool) -> 
 
     Arguments: source, destination, sizes, strides (elements; of the source, or of the destination if it `copies_out`), rank >= 1,
     and a dim. Rows run along the last dim; an item is BLOCK_ROWS of them along the given one, or one row where that is the last.
-    Where memory runs along that dim, blocks are transposed in registers.
+    Where memory runs along that dim, blocks are transposed in registers, unless it takes few elements there.
     """
     name = f"copy_{'out' if copies_out else 'in'}_{itemsize}"
     if name not in module.functions:
@@ -37,6 +42,7 @@ class _Kernel:
     def __init__(self, module: KernelModule, name: str, itemsize: int, copies_out: bool) -> None:
         self.elem, self.align, self.copies_out = _TYPES[itemsize], min(itemsize, 8), copies_out
         self.lanes = min(module.target.vector_bits // (8 * itemsize), _CHUNK)
+        self.spaces = not copies_out and itemsize <= 8
         self.fn = fn = kernel_fn(module, name)
         src, dst, self.sizes, self.strides, rank, self.dim = load_args(fn, [PTR, PTR, PTR, PTR, I64, I64])
         self.there, self.here = (dst, src) if copies_out else (src, dst)  # the strided memory, and the dense one
@@ -100,9 +106,28 @@ class _Kernel:
         def others() -> list[V]:
             return fn.if_else(fn.cmp("eq", self.apart, 1), turned, nothing, [I64, I64])
 
-        high, wide = others() if lanes == 1 else fn.if_else(fn.cmp("eq", self.step, 1), lines, others, [I64, I64])
+        def spaced(spaces: Sequence[int]) -> list[V]:
+            if not spaces:
+                return others()
+            step, *more = spaces
+            here_ = partial(self._spaced, there, here, dense_apart, count, step)
+            return fn.if_else(fn.cmp("eq", self.step, step), here_, partial(spaced, more), [I64, I64])
+
+        def apart() -> list[V]:
+            return spaced(_SPACES) if self.spaces else others()
+
+        high, wide = others() if lanes == 1 else fn.if_else(fn.cmp("eq", self.step, 1), lines, apart, [I64, I64])
         self._elements(there, here, dense_apart, (fn.i64(0), high), wide)
         self._elements(there, here, dense_apart, (high, count), fn.i64(0))
+
+    def _spaced(self, there: V, here: V, dense_apart: V, count: V, step: int) -> list[V]:
+        """Rows whose elements lie so far apart; returns how many rows and columns are done."""
+        fn = self.fn
+        whole = fn.mul(fn.divu(self.columns, fn.lanes), fn.lanes)
+        with fn.loop(0, count) as r, fn.loop(0, whole, fn.lanes) as c:
+            x = load_spaced(fn, self._at(there, r.iv, c.iv), step, self.elem)
+            fn.store(x, fn.gep(here, fn.add(fn.mul(r.iv, dense_apart), c.iv), self.elem), self.align)
+        return [count, whole]
 
     def _elements(self, there: V, here: V, dense_apart: V, rows: tuple[V, V], column: V) -> None:
         """Some rows from a column on, a chunk of all of them at a time."""

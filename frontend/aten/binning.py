@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
+
 from dhlo.errors import CompileError
 from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.aten.reduction import scan
@@ -121,6 +123,14 @@ def _histogramdd_at(b: OpBuilder, x: Value, bins: Sequence[Value], *, weight: Va
 
 
 # ---------------------------------------------------------------------------------------------------- segments
+def _to_the_end(b: OpBuilder, offsets: Value, n: sympy.Expr) -> Value:
+    """The same offsets [*lead, S + 1], the last of which must be n; else the call fails."""
+    d = b.rank(offsets) - 1
+    segments = b.shape(offsets)[d] - 1
+    missing = b.take(b.full([1], 0, "i64"), [b.sub(b.slice(offsets, d, segments, 1), n)], [0], 0)
+    return b.concat([b.slice(offsets, d, 0, segments), b.add(missing, n)], d)
+
+
 _COMBINE = {
     "sum": ("sum", ew.Add),
     "mean": ("sum", ew.Add),
@@ -151,6 +161,7 @@ def _segment_reduce(
             raise CompileError("segment_reduce wants lengths or offsets")
         ends = scan(b, b.convert(lengths, "i64"), "sum", -1)
         offsets = b.pad(ends, [*[0] * d, 1], [0] * (d + 1), 0.0)
+        offsets = offsets if unsafe else _to_the_end(b, offsets, b.shape(x)[d])
     offsets = b.convert(offsets, "i64")
     segments = b.shape(offsets)[d] - 1
     combined, join = _COMBINE[how]

@@ -151,3 +151,32 @@ def test_more_indices_than_rows_fail_the_call() -> None:
     torch.testing.assert_close(model(x, i), f(x, i))
     with pytest.raises(dhlo.ContractError):
         model(x, torch.zeros(4, 4, dtype=torch.int64))
+
+
+def test_bags_and_segments_that_pytorch_refuses_fail_the_call() -> None:
+    bags = dhlo.compile(
+        torch.export.export(
+            _Module(lambda table, index, offsets: torch.nn.functional.embedding_bag(index, table, offsets)),
+            (torch.randn(9, 3), torch.arange(8), torch.tensor([0, 4])),
+            dynamic_shapes=((None, {0: Dim("n", min=0, max=99)}, {0: Dim("bags", min=1, max=99)}),),
+        )
+    )
+    table, index = torch.randn(9, 3), torch.randint(0, 9, (5,))
+    with pytest.raises(dhlo.ContractError, match="out of range"):
+        bags(table, index, torch.tensor([1, 3]))  # the first bag must begin at 0
+    assert bags(table, index, torch.tensor([0, 3])).shape == (2, 3)
+
+    segments = dhlo.compile(
+        torch.export.export(
+            _Module(lambda x, lengths: torch.segment_reduce(x, "sum", lengths=lengths)),
+            (torch.randn(5, 3), torch.tensor([2, 3])),
+            dynamic_shapes=(({0: Dim("n", min=0, max=99)}, {0: Dim("segments", min=1, max=99)}),),
+        )
+    )
+    x = torch.randn(5, 3)
+    for lengths in ([2, 2], [2, 4], [7, -2], [0]):  # not all rows, more, a negative one, none
+        with pytest.raises(dhlo.ContractError, match="out of range"):
+            segments(x, torch.tensor(lengths))
+    torch.testing.assert_close(
+        segments(x, torch.tensor([0, 4, 1])), torch.segment_reduce(x, "sum", lengths=torch.tensor([0, 4, 1]))
+    )

@@ -259,9 +259,7 @@ class Fn(Arithmetic):
             return x
         if x.elem == "bf16":
             x = self.bitcast(x, "i16")
-        if x.lanes * BITS[x.elem] not in (128, 256, 512):
-            return x
-        return self.op(x.type, f'llvm.inline_asm "", "=v,0" {x.name} : ({x.type}) -> {x.type}')
+        return self.opaque(x) if self.target.holds(x.lanes * BITS[x.elem]) else x
 
     def store_first(self, x: V, p: V, n: V) -> None:
         """Stores a vector's lanes below `n` (i64, may exceed the lane count), whole vectors without a mask where that is dear."""
@@ -361,7 +359,8 @@ class Fn(Arithmetic):
         self._uses.add(symbol)
         return self.op(PTR, f"llvm.mlir.addressof @{self.module.tagged(symbol)} : !llvm.ptr")
 
-    def opaque(self, p: V) -> V:
-        """The same address in a register of its own: it passes through an empty inline assembly, behind which LLVM can't see what
-        it is."""
-        return self.op(PTR, f'llvm.inline_asm "", "=r,0" {p.name} : (!llvm.ptr) -> !llvm.ptr')
+    def opaque(self, x: V) -> V:
+        """The same address, or vector that fills a register, in a register of its own: it passes through an empty inline assembly,
+        behind which LLVM can't see what it is."""
+        register = "r" if x.type == PTR else self.target.constraint
+        return self.op(x.type, f'llvm.inline_asm "", "={register},0" {x.name} : ({x.type}) -> {x.type}')

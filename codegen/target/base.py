@@ -10,6 +10,7 @@ from dhlo.ir.dtypes import REGISTER_BITS
 __all__ = ["BITS", "LINE_BYTES", "DotProduct", "MatrixTiles", "Target"]
 
 BITS = REGISTER_BITS
+_LEAST_BITS = 128  # of a vector register, on x86 and aarch64 alike
 LINE_BYTES = 64
 """Of a line of caches, on every target; where a machine's are longer, some prefetches meet a line twice."""
 
@@ -117,6 +118,10 @@ class Target:
     def lanes(self, elem: str) -> int:
         """Elements of an MLIR type in a vector register."""
         return self.vector_bits // BITS[elem]
+
+    def holds(self, bits: int) -> bool:
+        """Whether a vector of so many bits fills a register, or the part of one that shorter instructions take."""
+        return _LEAST_BITS <= bits <= self.vector_bits and bits.bit_count() == 1
 
     @property
     def is_x86(self) -> bool:

@@ -196,6 +196,10 @@ class Op(OpView):
     def flops(self) -> sympy.Expr:
         return sympy.Integer(0)
 
+    def computes(self, k: int) -> bool:
+        """Whether its kernel computes operand k by itself, of which it needs each element once: it needn't be in memory then."""
+        return False
+
     def size_attributes(self) -> tuple[str, ...]:
         """The names of its attributes that hold size expressions."""
         cls: Any = type(self)  # mypy takes classes of these bindings for unhashable

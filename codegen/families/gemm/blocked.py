@@ -85,9 +85,8 @@ class _Kernel:
             return emit_microkernel_table(module, packed, rows=rows, narrow=narrow, placed=placed, spec=spec, near=near)
 
         self.table = emit_table(alone=False)
-        self.alone = (
-            emit_table(alone=True) if rows else self.table
-        )  # of a block that is one tile of a panel; rows are rarely packed
+        # Of a block that is one tile of a panel, whose rows are rarely packed.
+        self.alone = emit_table(alone=True) if rows else self.table
         self.by_units = rows and depth(elem) > 1  # of several elements, the last of which may miss some
         self.packing: str | None = None
         if isinstance(source, StridedPanels) and packs_on_the_way(elem):

@@ -173,8 +173,7 @@ def emit_place_tile(module: KernelModule, elem: str, spec: TileSpec, *, streams:
 
 def _integers(fn: Fn, x: V) -> V:
     """The same bits, of which LLVM doesn't know that they were bf16: of these it has no streaming store."""
-    x = as_vector_of(fn, I32, x)
-    return fn.op(x.type, f'llvm.inline_asm "", "={fn.target.constraint},0" {x.name} : ({x.type}) -> {x.type}')
+    return fn.opaque(as_vector_of(fn, I32, x))
 
 
 def emit_pack_tile(module: KernelModule, elem: str, spec: TileSpec) -> str:

@@ -156,6 +156,9 @@ class SegmentReduce(Op, name="segment_reduce"):
         equal_shapes([offsets.with_shape([*x.shape[:lead], offsets.shape[-1]]), offsets], "offsets and rows")
         return [x.with_shape([*x.shape[:lead], offsets.shape[-1] - 1, *x.shape[lead + 1 :]])]
 
+    def computes(self, k: int) -> bool:
+        return True
+
     def reference(self, args: Args, sizes: Any) -> Args:
         x, offsets = args
         lead, how = offsets.dim() - 1, attr(self, "how")

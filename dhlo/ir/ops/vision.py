@@ -262,6 +262,9 @@ class SampledPlanes(Op, name="sampled_planes"):
             raise TypeError_("sampled_planes wants a row and a column for each place, of the image's dtype")
         return [x.with_shape([*x.shape[:2], *y.shape[1:]])]
 
+    def computes(self, k: int) -> bool:
+        return k > 0
+
     def reference(self, args: Args, sizes: Any) -> Args:
         x, y, at = args
         batch, channels, height, width = x.shape
@@ -304,6 +307,9 @@ class ResampledBytes(Op, name="resampled_bytes"):
             raise TypeError_("resampled_bytes wants ui8, places [out] (i64), weights [out, taps] (i16) and bits [1] (i32)")
         equal_shapes([weights.with_shape([first.shape[0], weights.shape[1]]), weights], "places and weights")
         return [x.with_shape([first.shape[0] if d == attrs["dim"] else s for d, s in enumerate(x.shape)])]
+
+    def computes(self, k: int) -> bool:
+        return k == 0 and attr(self, "dim") == from_mlir(self.operands[0]).rank - 1
 
     def reference(self, args: Args, sizes: Any) -> Args:
         x, first, weights, bits = args

@@ -8,9 +8,8 @@ from dhlo.ir.coded import coded, is_stored, only_attended, only_multiplies, stor
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.compute import extra
-from dhlo.ir.ops.lookup import Scatter, SegmentReduce
+from dhlo.ir.ops.lookup import Scatter
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, State, Transpose
-from dhlo.ir.ops.vision import ResampledBytes, SampledPlanes
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.cost import CHEAP, Costs, subtree_cost, worth_storing
 from dhlo.passes.fuse.graph import Graph, Unit, kind_of
@@ -84,11 +83,7 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any], costs: Costs) -> bool:
             continue
         if takes_narrow(op, k) and coded(v) is not None:
             continue
-        if isinstance(op, SegmentReduce) or isinstance(op, SampledPlanes) and k > 0:  # each element is needed once
-            continue
-        if isinstance(op, ResampledBytes) and k == 0 and attr(op, "dim") == from_mlir(v).rank - 1:
-            continue
-        if isinstance(op, Scatter) and _computed_in_write(g, op, k, costs):
+        if kind is Kind.OPAQUE and (op.computes(k) or isinstance(op, Scatter) and _computed_in_write(g, op, k, costs)):
             continue
         view = strided(v, in_memory)
         if view is not None and kind is Kind.MATMUL and len(view.shape) > 4:

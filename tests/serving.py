@@ -266,3 +266,52 @@ def rule_embedder(folder: Path, **options: Any) -> Embedder:
     prompts = {"query": "w1 "}
     pipeline = Pipeline(folder, {"vocab_size": WORDS}, ("mean_tokens",), (None,), 64, prompts=prompts)
     return Embedder(run, 8, pipeline, name="rule", **options)
+
+
+# ------------------------------------------------------------------ speech
+SPEECH_SECONDS = 2
+"""Of a piece of the model below."""
+LANGUAGES = ("en", "de", "yue")
+
+
+def speech_words(path: Path) -> Words:
+    """Byte-level BPE with the tokens that Whisper has behind it: what begins, languages, tasks, and times of two seconds."""
+    tokenizer = byte_level()
+    marks = ["endoftext", "startoftranscript", *LANGUAGES, "translate", "transcribe", "startofprev", "nospeech", "notimestamps"]
+    tokenizer.add_special_tokens([AddedToken(f"<|{m}|>", special=True) for m in marks])
+    tokenizer.add_tokens([AddedToken(f"<|{k * 0.02:.2f}|>", special=False) for k in range(50 * SPEECH_SECONDS + 1)])
+    tokenizer.save(str(path))
+    return Words(path, tokenizer.get_vocab_size())
+
+
+def make_speech_folder(folder: Path) -> Path:
+    """A small Whisper of random weights, as save_pretrained writes such, with what its tokens are."""
+    import torch
+    from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+    folder.mkdir(exist_ok=True)
+    words = speech_words(folder / "tokenizer.json")
+    number = {m: words.number_of(f"<|{m}|>") for m in ("endoftext", "startoftranscript", "translate", "transcribe", "notimestamps")}
+    torch.manual_seed(0)
+    end = number["endoftext"]
+    tokens = dict(vocab_size=len(words.vocabulary), pad_token_id=end, bos_token_id=end, eos_token_id=end)
+    layers = dict(encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4)
+    sizes = dict(d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=50 * SPEECH_SECONDS)
+    start = number["startoftranscript"]
+    config = WhisperConfig(**tokens, **layers, **sizes, max_target_positions=64, decoder_start_token_id=start)
+    model = WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.normal_(std=0.3)
+    told = model.generation_config
+    told._from_model_config = False
+    told.is_multilingual, told.no_timestamps_token_id, told.decoder_start_token_id = True, number["notimestamps"], start
+    told.lang_to_id = {f"<|{x}|>": words.number_of(f"<|{x}|>") for x in LANGUAGES}
+    told.task_to_id = {x: number[x] for x in ("translate", "transcribe")}
+    told.suppress_tokens = [10, 11, 12, number["translate"], number["transcribe"], words.number_of("<|startofprev|>")]
+    told.begin_suppress_tokens = [20, end]
+    told.pad_token_id, told.eos_token_id, told.bos_token_id, told.max_length = end, end, end, 64
+    model.save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=8, chunk_length=SPEECH_SECONDS).save_pretrained(folder)
+    return folder

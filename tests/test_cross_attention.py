@@ -339,7 +339,7 @@ def test_a_folder_of_an_encoder_decoder_is_no_decoder(tmp_path: Path, case: Case
     make_folder(tmp_path)
     need_decoder(tmp_path)
     case.model.config.save_pretrained(tmp_path)
-    with pytest.raises(ContractError, match="holds an encoder-decoder, which needs more than a text"):
+    with pytest.raises(ContractError, match="holds an encoder-decoder, where a decoder is needed"):
         need_decoder(tmp_path)
 
 

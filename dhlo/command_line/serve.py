@@ -1,8 +1,9 @@
-"""`dhlo serve` and `dhlo generate`."""
+"""`dhlo serve`, `dhlo generate` and `dhlo transcribe`."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -90,3 +91,25 @@ def generate_command(
         adapter=adapter,
         beams=beams,
     )
+
+
+@app.command("transcribe")
+@grouped
+def transcribe_command(
+    model: Model,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", show_default=False, help="Recordings: WAV, FLAC, Ogg, MP3, ...")
+    ],
+    language: Annotated[
+        str | None, typer.Option(metavar="CODE", help="That is spoken, such as en; by default the model finds it out.")
+    ] = None,
+    translate: Annotated[bool, typer.Option("--translate", help="Write what is said in English.")] = False,
+    form: Annotated[str, typer.Option("--format", metavar="text|srt|vtt", help="Plain text, or subtitles.")] = "text",
+    earlier: Annotated[
+        str | None, typer.Option("--prompt", metavar="TEXT", help="What was said before, or how words are written.")
+    ] = None,
+) -> None:
+    """Write down what is said in recordings, by a model of speech (Whisper) from a folder; see docs/serving.md."""
+    from dhlo.commands.transcribe import transcribe_files
+
+    transcribe_files(model, files, language=language, translate=translate, form=form, earlier=earlier)

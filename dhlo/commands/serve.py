@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
     from dhlo.serve.engine import Engine
     from dhlo.serve.folder import Served
 
-__all__ = ["generate_text", "serve_folder"]
+__all__ = ["generate_text", "need_speech", "needing_extra", "serve_folder", "working"]
 
 _FOLDER_BYTES: Final = 16 << 30  # of --cache-folder, where nothing else is said
+_RECORDING_BYTES: Final = 26 << 20  # OpenAI's 25 MB, and what a form has around them
 _ANY_POSITIONS: Final = 2**31 - 1  # as many as an engine takes whose pools aren't what bounds a sequence
 
 
@@ -44,7 +47,8 @@ def serve_folder(
 
     Raises DhloError, and OSError where the port isn't to be had.
     """
-    with _needing_extra():
+    with needing_extra():
+        from dhlo.serve.folder import hears
         from dhlo.serve.pipeline import is_embedder
         from dhlo.serve.server import ServerOptions, make_app, run_server
     if any(not key.strip() for key in api_keys):
@@ -60,10 +64,12 @@ def serve_folder(
     if task.pooling is not None or task.normalize is not None:
         option = "--pooling" if task.pooling is not None else "--normalize"
         raise DhloError(f"{option}: '{model.folder}' continues texts; --task embed, if it shall make vectors of them")
+    if hears(model.folder):
+        need_speech()
     adapters, lora = _adapters_of(room)
     if load_adapters and lora is None:
         raise DhloError("--allow-lora-loading: there is room for no adapter; --max-loras says for how many")
-    with _listening(host, port) as listening, _working(model, load, adapters, lora) as (served, engine, positions):
+    with _listening(host, port) as listening, working(model, load, adapters, lora) as (served, engine, positions):
         options = ServerOptions(
             name=name,
             api_keys=tuple(api_keys),
@@ -72,6 +78,7 @@ def serve_folder(
             drain_seconds=drain_seconds,
             adapters=adapters,
             load_adapters=load_adapters,
+            **({} if served.speech is None else {"max_body_bytes": _RECORDING_BYTES}),
         )
         if options.adapters.keys() & {name or served.name}:
             raise DhloError(f"--lora-modules: '{name or served.name}' is the model's own name")
@@ -84,12 +91,12 @@ def serve_folder(
 
 
 def _serve_embedder(model: Model, load: Serving, task: Task, host: str, port: int, options: ServerOptions) -> None:
-    with _needing_extra():
+    with needing_extra():
         from dhlo.serve.doors import run_server
         from dhlo.serve.embed import open_embedder
         from dhlo.serve.embedding_server import make_embedding_app
     with _listening(host, port) as listening:
-        with reporter(bool(model.progress), "ready") as tell, _needing_extra():
+        with reporter(bool(model.progress), "ready") as tell, needing_extra():
             embedder = open_embedder(
                 model.folder,
                 pooling=task.pooling,
@@ -140,28 +147,32 @@ def generate_text(
     beams: int = 0,
 ) -> None:
     """Writes what follows a text, or with `chat` the answer to it, as it comes, by an adapter if there is one. Raises DhloError."""
-    with _needing_extra():
+    with needing_extra():
         from dhlo.serve.tokens import TextStream
         from dhlo.serve.types import FinishReason, SamplingParams
     adapters, lora = _adapters_of(room)
     chosen_adapter = _choose(adapter, adapters)
-    with _working(model, Serving(), adapters, lora) as (served, engine, positions):
+    with working(model, Serving(), adapters, lora) as (served, engine, positions):
+        if served.speech is not None:
+            raise ContractError(f"'{model.folder}' reads recordings: dhlo transcribe")
         if chat and served.chat is None:
             raise ContractError(f"'{model.folder}' has no chat template: leave out --chat")
         if chat and served.chat is not None:
             prompt = served.tokenizer.encode(served.chat.render([{"role": "user", "content": text}]), special=False)
         else:
             prompt = served.tokenizer.encode(text)
-        if not 0 < len(prompt) < positions:
+        begin, inputs = served.request(prompt)
+        if not (prompt and 0 < len(begin) < positions):
             raise ContractError(f"the text has {len(prompt)} tokens; 1 to {positions - 1} are taken")
         given: dict[str, Any] = {"temperature": temperature, "seed": seed, "adapter": chosen_adapter}
         kept = ("repetition_penalty",) if beams else tuple(served.defaults)  # what draws nothing
         chosen = {k: v for k, v in served.defaults.items() if k in kept} | {k: v for k, v in given.items() if v is not None}
         params = SamplingParams(
-            **{**chosen, "max_tokens": min(max_tokens, positions - len(prompt)), "stop": tuple(stop), "beam_width": beams}
+            **{**chosen, "max_tokens": min(max_tokens, positions - len(begin)), "stop": tuple(stop), "beam_width": beams},
+            logit_bias=dict.fromkeys(served.never, -math.inf),
         )
         stream = TextStream(served.tokenizer.vocabulary, served.eos_tokens)
-        request = engine.submit(prompt, params)
+        request = engine.submit(begin, params, inputs)
         try:
             for event in request:
                 if event.finish is FinishReason.ERROR:
@@ -218,14 +229,22 @@ def _check_alone(model: Model, load: Serving) -> None:
 
 
 @contextmanager
-def _needing_extra() -> Iterator[None]:
+def needing_extra(extra: str = "serve") -> Iterator[None]:
     """A library that isn't there becomes an error that says what to install."""
     try:
         yield
     except ImportError as e:
         if e.name is None or e.name.startswith("dhlo"):
             raise
-        raise DhloError(f"serving needs the library {e.name.partition('.')[0]}: pip install 'dhlo[serve]'") from None
+        doing = "serving" if extra == "serve" else extra
+        raise DhloError(f"{doing} needs the library {e.name.partition('.')[0]}: pip install 'dhlo[{extra}]'") from None
+
+
+def need_speech() -> None:
+    """Raises DhloError where the libraries aren't there that recordings take."""
+    with needing_extra("speech"):
+        for name in ("python_multipart", "soundfile", "soxr"):
+            importlib.import_module(name)
 
 
 @contextmanager
@@ -241,23 +260,22 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _working(
+def working(
     model: Model, load: Serving, adapters: Mapping[str, str], lora: LoraOptions | None
 ) -> Iterator[tuple[Served, Engine, int]]:
     """A folder's model, an engine over it that has adapters, and how many tokens it takes in a sequence. Raises DhloError."""
     _check_alone(model, load)
-    with _needing_extra():
+    with needing_extra():
         from dhlo.serve.engine import Engine
         from dhlo.serve.folder import BLOCK_SLOTS, need_decoder
         from dhlo.serve.stores import open_store
         from dhlo.serve.types import EngineOptions, SamplingParams
-    for each in (model.folder, model.draft_model):
-        if each is not None:
-            need_decoder(each)
+    if model.draft_model is not None:
+        need_decoder(model.draft_model)
     store = None if model.cache_store is None else open_store(model.cache_store)
     drafting = None
     if model.draft_model is not None:  # first: once other processes have their shards, they don't wait for what takes long
-        with reporter(bool(model.progress), "draft model ready") as tell, _needing_extra():
+        with reporter(bool(model.progress), "draft model ready") as tell, needing_extra():
             drafting = _draft_model(model, tell)
     with _opened(model, load, lora) as (served, communicator):
         if drafting is not None and drafting.tokenizer.vocabulary != served.tokenizer.vocabulary:
@@ -287,12 +305,15 @@ def _working(
             evict_sinks=EngineOptions.evict_sinks if model.evict_sinks is None else model.evict_sinks,
             evict_recent=EngineOptions.evict_recent if model.evict_recent is None else model.evict_recent,
             evict_by="norms" if model.evict_by == "norms" else "recent",
+            encoder=served.encoder,
+            max_source_positions=served.max_source_positions,
         )
         with Engine(served.step, options) as engine:
             for name, folder in adapters.items():
                 engine.load_adapter(name, folder)
             # A first step reads the weights, says whether steps work here, and how many blocks there are.
-            engine.generate([[0]], SamplingParams(max_tokens=1))
+            prompt, inputs = served.example()
+            engine.generate([prompt], SamplingParams(max_tokens=1), None if inputs is None else [inputs])
             room = engine.stats().blocks * BLOCK_SLOTS if model.evict_to is None else _ANY_POSITIONS
             yield served, engine, min(room, longest or room)
 
@@ -312,14 +333,14 @@ def _opened(model: Model, load: Serving, lora: LoraOptions | None) -> Iterator[t
         "apart": True,
     }
     if load.tensor_parallel == 1:
-        with reporter(bool(model.progress), "ready") as tell, _needing_extra():
+        with reporter(bool(model.progress), "ready") as tell, needing_extra():
             served = open_folder(model.folder, threads=model.threads, progress=tell, **how)
         yield served, None
         return
     from dhlo.serve.followers import Followers
 
     with Followers(model.folder, load.tensor_parallel, threads=model.threads, **how) as followers:
-        with reporter(bool(model.progress), "ready") as tell, _needing_extra():
+        with reporter(bool(model.progress), "ready") as tell, needing_extra():
             opened = followers.open(tell)
         yield opened
 

@@ -31,7 +31,7 @@ class RequestLike(Protocol):
 class EngineLike(Protocol):
     """What is needed of `engine.Engine`."""
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams) -> RequestLike: ...
+    def submit(self, prompt: Sequence[int], params: SamplingParams, inputs: Any = None) -> RequestLike: ...
     def load_adapter(self, name: str, adapter: str) -> None: ...
     def unload_adapter(self, name: str) -> None: ...
     def stats(self) -> EngineStats: ...
@@ -41,7 +41,7 @@ class EngineLike(Protocol):
 
 @dataclass(frozen=True)
 class Prompted:
-    """A prompt in work, and what its choices are chosen by."""
+    """A prompt in work, and what its choices are chosen by. Of an encoder-decoder, the prompt is what its encoder reads."""
 
     request: RequestLike
     prompt: Sequence[int]

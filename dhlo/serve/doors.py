@@ -5,25 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import logging
 import math
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from time import time
+from typing import Any, Final, Protocol, TypeVar
 
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+import dhlo
 from dhlo.errors import DhloError
+from dhlo.serve.metrics import CONTENT_TYPE
 from dhlo.serve.openai import ApiError
 from dhlo.serve.types import QueueFullError
 
-__all__ = ["Doors", "ServerOptions", "aside", "handle_errors", "run_server", "unless_gone"]
+__all__ = [
+    "Doors",
+    "EventStream",
+    "Post",
+    "ServerOptions",
+    "aside",
+    "event_of",
+    "make_application",
+    "run_server",
+    "unless_gone",
+]
 
 _LOG = logging.getLogger("dhlo")
 _INLINE_BYTES: Final = 1 << 14  # of a body whose text is encoded without a thread of its own
@@ -44,6 +59,8 @@ class ServerOptions:
     max_positions: int = 1 << 20
     """Tokens of prompt and choice together: as many as the engine takes."""
     max_body_bytes: int = 4 << 20
+    max_audio_seconds: float = 3600.0
+    """Of a recording."""
     max_prompts: int = 128
     """In one request for completions."""
     drain_seconds: float = 30.0
@@ -55,11 +72,23 @@ class ServerOptions:
 
 
 class Doors:
-    """What endpoints of any server have."""
+    """What endpoints of any server have; `name` is the model's, `max_model_len` how many tokens it takes."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, name: str, max_model_len: int) -> None:
         self._options = options
         self.draining = False
+        self._name = options.name or name
+        self._longest, self._created = max_model_len, int(time())
+
+    def check_model(self, name: str | None) -> str:
+        """What a model's name stands for beside the model itself (""). Raises ApiError for names of nothing."""
+        if name is not None and name != self._name:
+            raise ApiError(404, f"The model '{name[:200]}' does not exist", param="model", code="model_not_found")
+        return ""
+
+    def doesnt(self, what: str) -> ApiError:
+        """The error of an endpoint that the model is of no use for."""
+        return ApiError(404, f"the model '{self._name}' {what}", param="model", code="model_not_found")
 
     async def check_key(self, http: Request) -> None:
         """Raises ApiError unless one of the keys is given, if there are any."""
@@ -101,11 +130,60 @@ class Doors:
         status = "draining" if self.draining else "failed" if failure else "ok"
         return JSONResponse({"status": status} | ({"error": failure} if failure else {}), 200 if status == "ok" else 503)
 
+    def _card(self) -> dict[str, Any]:
+        return {"id": self._name, "object": "model", "created": self._created, "owned_by": "dhlo", "max_model_len": self._longest}
 
-def handle_errors(app: FastAPI) -> None:
-    """Lets an application answer any error in OpenAI's form."""
+    async def models(self) -> dict[str, Any]:
+        """/v1/models."""
+        return {"object": "list", "data": [self._card()]}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """/v1/models/NAME."""
+        self.check_model(name)
+        return self._card()
+
+    def metrics(self) -> bytes:
+        """In Prometheus' text format."""
+        raise NotImplementedError
+
+    async def metrics_text(self) -> Response:
+        """/metrics, for Prometheus."""
+        return Response(self.metrics(), media_type=CONTENT_TYPE)
+
+
+@dataclass(frozen=True)
+class Post:
+    """An endpoint below /v1. `schema` is of its body, as OpenAPI has it; None: the endpoint isn't told of."""
+
+    path: str
+    endpoint: Callable[[Request], Awaitable[Response]]
+    schema: Mapping[str, Any] | None = None
+    content: str = "application/json"
+
+
+def make_application(doors: Doors, posts: Sequence[Post], drain: Callable[[], object] = lambda: None) -> FastAPI:
+    """An application for a server of ASGI, with what all have. When it ends it takes no more requests, and calls `drain`."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        doors.draining = True
+        await asyncio.to_thread(drain)
+
+    app = FastAPI(title="dhlo", version=dhlo.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    guarded = [Depends(doors.check_key)]
+    for post in posts:
+        told: dict[str, Any] = {"include_in_schema": post.schema is not None}
+        if post.schema is not None:
+            told["openapi_extra"] = {"requestBody": {"required": True, "content": {post.content: {"schema": post.schema}}}}
+        app.add_api_route(post.path, post.endpoint, methods=["POST"], dependencies=guarded, response_model=None, **told)
+    app.add_api_route("/v1/models", doors.models, methods=["GET"], dependencies=guarded)
+    app.add_api_route("/v1/models/{name:path}", doors.model, methods=["GET"], dependencies=guarded)
+    app.add_api_route("/health", doors.health, methods=["GET"], response_model=None)
+    app.add_api_route("/metrics", doors.metrics_text, methods=["GET"], response_model=None)
     for kind in (ApiError, DhloError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
+    return app
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:
@@ -149,6 +227,27 @@ class _Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+class _Closed(Protocol):
+    def close(self) -> object: ...
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events, and what they come of, which is closed however they end: most of all, when the client goes."""
+
+    def __init__(self, events: AsyncIterator[bytes], of: _Closed) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._of = of
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with contextlib.closing(self._of):
+            await super().__call__(scope, receive, send)
+
+
+def event_of(value: Any) -> bytes:
+    """An event of such a stream."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def aside(work: Callable[[], _T], size: int) -> _T:

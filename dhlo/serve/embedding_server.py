@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from time import monotonic, time
+from collections.abc import Iterator
+from time import monotonic
 from typing import Any, Final
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-import dhlo
 from dhlo.errors import ContractError
-from dhlo.serve.doors import Doors, ServerOptions, aside, handle_errors, unless_gone
+from dhlo.serve.doors import Doors, Post, ServerOptions, aside, make_application, unless_gone
 from dhlo.serve.embed import Embedder, Vectors
-from dhlo.serve.metrics import CONTENT_TYPE, SECONDS
-from dhlo.serve.openai import ApiError, EmbeddingBody, parse
+from dhlo.serve.metrics import SECONDS
+from dhlo.serve.openai import SPEECH_PATHS, ApiError, EmbeddingBody, parse
 from dhlo.serve.types import QueueFullError
 
 __all__ = ["make_embedding_app"]
@@ -30,35 +28,16 @@ _MOST_TEXTS: Final = 2048  # of a request, as OpenAI has it
 def make_embedding_app(embedder: Embedder, options: ServerOptions | None = None) -> FastAPI:
     """The application for a server of ASGI. It leaves closing the embedder to the caller."""
     doors = _EmbeddingDoors(embedder, options or ServerOptions())
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        doors.draining = True
-
-    app = FastAPI(title="dhlo", version=dhlo.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    guarded = [Depends(doors.check_key)]
-    schema = {"requestBody": {"required": True, "content": {"application/json": {"schema": EmbeddingBody.model_json_schema()}}}}
-    post = {"methods": ["POST"], "dependencies": guarded, "response_model": None}
-    app.add_api_route("/v1/embeddings", doors.embed, openapi_extra=schema, **post)
-    for path in ("/v1/chat/completions", "/v1/completions"):
-        app.add_api_route(path, doors.complete, include_in_schema=False, **post)
-    app.add_api_route("/v1/models", doors.models, methods=["GET"], dependencies=guarded)
-    app.add_api_route("/v1/models/{name:path}", doors.model, methods=["GET"], dependencies=guarded)
-    app.add_api_route("/health", doors.health, methods=["GET"], response_model=None)
-    app.add_api_route("/metrics", doors.metrics_text, methods=["GET"], response_model=None)
-    handle_errors(app)
-    return app
+    others = (Post(path, doors.complete) for path in ("/v1/chat/completions", "/v1/completions", *SPEECH_PATHS))
+    return make_application(doors, [Post("/v1/embeddings", doors.embed, EmbeddingBody.model_json_schema()), *others])
 
 
 class _EmbeddingDoors(Doors):
     """The endpoints."""
 
     def __init__(self, embedder: Embedder, options: ServerOptions) -> None:
-        super().__init__(options)
+        super().__init__(options, embedder.name, embedder.max_tokens)
         self._embedder = embedder
-        self._name = options.name or embedder.name
-        self._created = int(time())
         self._registry = CollectorRegistry()
         self._registry.register(_OfEmbedder(self._name, embedder))
         seconds = Histogram(
@@ -74,15 +53,11 @@ class _EmbeddingDoors(Doors):
         """As the embedder says."""
         return self._embedder.stats.failure
 
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._name:
-            raise ApiError(404, f"The model '{name[:200]}' does not exist", param="model", code="model_not_found")
-
     async def embed(self, http: Request) -> Response:
         """/v1/embeddings."""
         start = monotonic()
         body = parse(EmbeddingBody, data := await self.read(http))
-        self._check_model(body.model)
+        self.check_model(body.model)
         self.check_ready(1)
         try:
             self._embedder.check_dimensions(body.dimensions)
@@ -128,26 +103,12 @@ class _EmbeddingDoors(Doors):
     async def complete(self, http: Request) -> Response:
         """What a model of this kind doesn't do."""
         await self.read(http)
-        raise ApiError(
-            404, f"the model '{self._name}' completes no texts: it gives embeddings", param="model", code="model_not_found"
-        )
+        raise self.doesnt("completes no texts: it gives embeddings")
 
-    async def models(self) -> dict[str, Any]:
-        """/v1/models."""
-        return {"object": "list", "data": [self._card()]}
-
-    async def model(self, name: str) -> dict[str, Any]:
-        """/v1/models/NAME."""
-        self._check_model(name)
-        return self._card()
-
-    def _card(self) -> dict[str, Any]:
-        longest = self._embedder.max_tokens
-        return {"id": self._name, "object": "model", "created": self._created, "owned_by": "dhlo", "max_model_len": longest}
-
-    async def metrics_text(self) -> Response:
-        """/metrics, for Prometheus."""
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE)
+    def metrics(self) -> bytes:
+        """In Prometheus' text format."""
+        out: bytes = generate_latest(self._registry)
+        return out
 
 
 def _written(vectors: Vectors, body: EmbeddingBody) -> list[Any]:

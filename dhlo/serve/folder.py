@@ -7,22 +7,36 @@ neither.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from dhlo import _runtime
 from dhlo.errors import CompileError, ContractError, ModelFileError
 from dhlo.options import LoraOptions, Options, cache_dir
 from dhlo.serve.chat import ChatTemplate
 from dhlo.serve.compiling import FolderProgram, naming
+from dhlo.serve.speech import Speech
 from dhlo.serve.tokens import Tokenizer
 
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
 
-__all__ = ["BLOCK_SLOTS", "Served", "StepProgram", "config_of", "open_folder", "read_object", "read_value", "weight_files"]
+__all__ = [
+    "BLOCK_SLOTS",
+    "Served",
+    "StepProgram",
+    "config_of",
+    "hears",
+    "need_decoder",
+    "open_folder",
+    "read_object",
+    "read_value",
+    "weight_files",
+]
 
 BLOCK_SLOTS: Final = 16
 """Tokens of a block of the caches' pools."""
@@ -33,6 +47,8 @@ _CONFIG: Final = "config.json"
 _TOKENIZER: Final = "tokenizer.json"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 _GENERATION: Final = "generation_config.json"
+_PREPROCESSOR: Final = "preprocessor_config.json"
+_SOURCE: Final = 1024  # tokens of a source, where the config has no number of positions
 _POSITIONS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _DEFAULTS: Final = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
 
@@ -55,6 +71,31 @@ class Served:
     """32 bytes that stand for the step's code and weights: `EngineOptions.model_digest`."""
     encoder: _runtime.Model | None = None
     """Of an encoder-decoder: `EngineOptions.encoder`."""
+    begin: tuple[int, ...] = ()
+    """What texts of an encoder-decoder of texts begin with."""
+    never: tuple[int, ...] = ()
+    """Tokens that no text has, as generation_config.json says."""
+    max_source_positions: int | None = None
+    """Tokens of a source: `EngineOptions.max_source_positions`."""
+    speech: Speech | None = None
+    """Of a model that hears, whose sources are recordings."""
+
+    def request(self, tokens: Sequence[int]) -> tuple[Sequence[int], dict[str, Any] | None]:
+        """The prompt and inputs that an engine is asked with about a text: the text itself, which is continued, or for an
+        encoder-decoder what its answer begins with, and the text for the encoder. Raises ContractError for models that read no
+        texts."""
+        if self.encoder is None:
+            return tokens, None
+        (name,) = (x["name"] for x in self.encoder.inputs)
+        if name != "input_ids":
+            raise ContractError(f"'{self.name}' has no {_PREPROCESSOR}, which says how recordings become {name}")
+        return self.begin, {name: np.array([tokens], np.int64)}
+
+    def example(self) -> tuple[Sequence[int], dict[str, Any] | None]:
+        """The same of the least that can be asked."""
+        if self.speech is not None:
+            return [self.speech.begin], {"input_features": self.speech.features(np.zeros(0, np.float32))}
+        return self.request([0])
 
 
 def open_folder(
@@ -71,7 +112,7 @@ def open_folder(
     shard: tuple[int, int] | None = None,
 ) -> Served:
     """The model of a folder with config.json, weights in safetensors, tokenizer.json and, if it has them, a chat template and
-    generation_config.json: a decoder, or an encoder-decoder whose encoder takes features (Whisper).
+    generation_config.json: a decoder, or an encoder-decoder of texts (T5, BART, ...) or of speech (Whisper).
 
     `weights`, `activations`, `kv_cache`, `lora` are as in `dhlo.Options`. `cache` is the folder where the compiled step is kept
     (DHLO_CACHE_DIR by default; "" for nowhere): it is found again as long as the model's files, the options, the compiler and the
@@ -103,6 +144,12 @@ def open_folder(
         lora=lora,
         shard=shard,
     )
+    joined = config.get("is_encoder_decoder") is True
+    speech = None
+    if hears(folder):
+        speech = Speech.of(read_object(folder / _PREPROCESSOR), folder / _PREPROCESSOR, text, generation, tokenizer)
+        tokenizer.empty(range(speech.plain + 1, speech.size))
+    of_texts = joined and speech is None
     step, digest = program.open(cache_dir() if cache is None else cache)
     return Served(
         name=folder.resolve().name,
@@ -114,6 +161,10 @@ def open_folder(
         defaults={k: kind(generation[k]) for k, kind in _DEFAULTS.items() if isinstance(generation.get(k), int | float)},
         digest=digest,
         encoder=step.entry(ENCODER) if ENCODER in step.entries else None,
+        begin=_begin(generation, text, folder) if of_texts else (),
+        never=_never(generation, len(tokenizer.vocabulary)) if speech is None else (),
+        max_source_positions=(_positive(text, _POSITIONS) or _SOURCE) if of_texts else None,
+        speech=speech,
     )
 
 
@@ -132,10 +183,15 @@ def config_of(folder: Path) -> dict[str, Any]:
     return read_object(folder / _CONFIG)
 
 
+def hears(folder: str | Path) -> bool:
+    """Whether a folder holds an encoder-decoder of speech. Raises what `config_of` raises."""
+    return config_of(Path(folder)).get("is_encoder_decoder") is True and (Path(folder) / _PREPROCESSOR).is_file()
+
+
 def need_decoder(folder: str | Path) -> None:
     """Raises ContractError for the folder of an encoder-decoder, and what `config_of` raises: before anything is compiled."""
     if config_of(Path(folder)).get("is_encoder_decoder") is True:
-        raise ContractError(f"'{folder}' holds an encoder-decoder, which needs more than a text: docs/serving.md")
+        raise ContractError(f"'{folder}' holds an encoder-decoder, where a decoder is needed")
 
 
 def _tokenizer_of(folder: Path, size: int | None) -> Tokenizer:
@@ -187,6 +243,22 @@ def _eos(
     if wrong:
         raise ModelFileError(f"eos_token_id {wrong[0]} is no token of a vocabulary of {len(tokenizer.vocabulary)}")
     return tuple(dict.fromkeys([*tokens, *([] if number is None else [number])]))
+
+
+def _begin(generation: Mapping[str, Any], config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
+    """What an encoder-decoder's texts begin with. Raises ModelFileError where nothing says so."""
+    start = generation.get("decoder_start_token_id", config.get("decoder_start_token_id"))
+    if type(start) is not int:
+        raise ModelFileError(f"'{folder}': neither {_GENERATION} nor {_CONFIG} says decoder_start_token_id")
+    forced = generation.get("forced_bos_token_id", config.get("forced_bos_token_id"))
+    return (start, forced) if type(forced) is int else (start,)
+
+
+def _never(generation: Mapping[str, Any], size: int) -> tuple[int, ...]:
+    """Tokens that are suppressed, or bad words of one token."""
+    words = [w[0] for w in generation.get("bad_words_ids") or [] if isinstance(w, list) and len(w) == 1]
+    tokens = [*(generation.get("suppress_tokens") or []), *words]
+    return tuple(dict.fromkeys(t for t in tokens if type(t) is int and 0 <= t < size))
 
 
 @dataclass(frozen=True, kw_only=True)

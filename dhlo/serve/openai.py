@@ -14,17 +14,21 @@ from dhlo.serve.tokens import Tokenizer
 from dhlo.serve.types import SamplingParams
 
 __all__ = [
+    "SPEECH_PATHS",
     "ApiError",
     "ChatBody",
     "CompletionBody",
     "EmbeddingBody",
     "LoadAdapterBody",
     "SamplingBody",
+    "SpeechBody",
     "UnloadAdapterBody",
     "StructuredOutputs",
     "check_context",
     "parse",
 ]
+
+SPEECH_PATHS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations")
 
 _MOST_LOGPROBS: Final = 20
 _TOKENS: Final = 1 << 31
@@ -51,6 +55,27 @@ class ApiError(Exception):
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SpeechBody(BaseModel):
+    """The fields of a form of /v1/audio/transcriptions and /v1/audio/translations, but for the file."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    model: str | None = None
+    language: Annotated[str, Field(max_length=64)] | None = None
+    prompt: Annotated[str, Field(max_length=1 << 16)] | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stream: bool = False
+    timestamp_granularities: Annotated[list[Literal["segment"]], Field(max_length=1)] | None = None
+    chunking_strategy: Literal["auto"] | None = None
+
+    @property
+    def times(self) -> bool:
+        """Whether the answer says when what was said."""
+        return self.response_format in ("srt", "verbose_json", "vtt")
 
 
 class StreamOptions(_Body):
@@ -398,10 +423,10 @@ def _call(call: Any, place: str) -> Any:
 _B = TypeVar("_B", bound=BaseModel)
 
 
-def parse(kind: type[_B], body: bytes) -> _B:
-    """The body of a request. Raises ApiError, which names the argument."""
+def parse(kind: type[_B], body: bytes | Mapping[str, Any]) -> _B:
+    """The body of a request: JSON, or the fields of a form. Raises ApiError, which names the argument."""
     try:
-        parsed: _B = kind.model_validate_json(body)
+        parsed: _B = kind.model_validate_json(body) if isinstance(body, bytes) else kind.model_validate(body)
     except ValidationError as e:
         raise _explained(e) from None
     return parsed

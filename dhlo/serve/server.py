@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from time import time
 from typing import Any, Final
 
-from fastapi import Depends, FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-import dhlo
-from dhlo.serve.answers import Answers, Chat, Completion, EngineLike, Prompted, Writer
-from dhlo.serve.doors import Doors, ServerOptions, aside, handle_errors, run_server, unless_gone
+from dhlo.serve.answers import Answers, Chat, Completion, EngineLike, Prompted, RequestLike, Writer
+from dhlo.serve.doors import Doors, EventStream, Post, ServerOptions, aside, event_of, make_application, run_server, unless_gone
 from dhlo.serve.folder import Served
 from dhlo.serve.grammar import Constraint, Grammars
 from dhlo.serve.loaded import LoadedAdapters
-from dhlo.serve.metrics import CONTENT_TYPE, Metrics
+from dhlo.serve.metrics import Metrics
 from dhlo.serve.openai import (
+    SPEECH_PATHS,
     ApiError,
     ChatBody,
     CompletionBody,
@@ -35,6 +32,7 @@ from dhlo.serve.openai import (
     check_context,
     parse,
 )
+from dhlo.serve.speech_server import make_speech_app
 from dhlo.serve.types import QueueFullError, SamplingParams
 
 __all__ = ["ServerOptions", "make_app", "run_server"]
@@ -44,36 +42,25 @@ _COMPLETION_TOKENS: Final = 16  # OpenAI's, where a completion doesn't say how m
 
 
 def make_app(engine: EngineLike, served: Served, options: ServerOptions | None = None) -> FastAPI:
-    """The application for a server of ASGI. It drains the engine when it ends, and leaves closing it to the caller."""
+    """The application for a server of ASGI: of a model that hears, that of `speech_server`. It drains the engine when it ends, and
+    leaves closing it to the caller."""
     options = options or ServerOptions()
+    if served.speech is not None:
+        return make_speech_app(engine, served, options)
     doors = _Doors(engine, served, options)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        doors.draining = True
-        await asyncio.to_thread(engine.drain, 0.0)
-
-    app = FastAPI(title="dhlo", version=dhlo.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    guarded = [Depends(doors.check_key)]
     loading = (
-        ("/v1/load_lora_adapter", doors.load_adapter, LoadAdapterBody),
-        ("/v1/unload_lora_adapter", doors.unload_adapter, UnloadAdapterBody),
+        Post("/v1/load_lora_adapter", doors.load_adapter, LoadAdapterBody.model_json_schema()),
+        Post("/v1/unload_lora_adapter", doors.unload_adapter, UnloadAdapterBody.model_json_schema()),
     )
-    for path, endpoint, body in (
-        ("/v1/chat/completions", doors.chat, ChatBody),
-        ("/v1/completions", doors.complete, CompletionBody),
-        ("/v1/embeddings", doors.embed, EmbeddingBody),
+    posts = (
+        Post("/v1/chat/completions", doors.chat, ChatBody.model_json_schema()),
+        Post("/v1/completions", doors.complete, CompletionBody.model_json_schema()),
+        Post("/v1/embeddings", doors.embed, EmbeddingBody.model_json_schema()),
+        *(Post(path, doors.listen) for path in SPEECH_PATHS),
         *(loading if options.load_adapters else ()),
-    ):
-        schema = {"requestBody": {"required": True, "content": {"application/json": {"schema": body.model_json_schema()}}}}
-        app.add_api_route(path, endpoint, methods=["POST"], dependencies=guarded, openapi_extra=schema, response_model=None)
-    app.add_api_route("/v1/models", doors.models, methods=["GET"], dependencies=guarded)
-    app.add_api_route("/v1/models/{name:path}", doors.model, methods=["GET"], dependencies=guarded)
-    app.add_api_route("/health", doors.health, methods=["GET"], response_model=None)
-    app.add_api_route("/metrics", doors.metrics_text, methods=["GET"], response_model=None)
+    )
+    app = make_application(doors, posts, lambda: engine.drain(0.0))
     app.add_api_route("/", doors.page, methods=["GET"], response_model=None, include_in_schema=False)
-    handle_errors(app)
     return app
 
 
@@ -81,32 +68,26 @@ class _Doors(Doors):
     """The endpoints."""
 
     def __init__(self, engine: EngineLike, served: Served, options: ServerOptions) -> None:
-        super().__init__(options)
+        super().__init__(options, served.name, options.max_positions)
         self._engine, self._served = engine, served
-        self._name = options.name or served.name
         self._adapters = LoadedAdapters(engine, self._name, options.adapters)
         self._metrics = Metrics(self._name, engine.stats)
         self._grammars = Grammars(served.tokenizer, served.eos_tokens)
-        self._created = int(time())
         self._page = _PAGE.read_text(encoding="utf-8")
 
     def failure(self) -> str:
         """As the engine says."""
         return self._engine.stats().failure
 
-    def _check_model(self, name: str | None) -> str:
+    def check_model(self, name: str | None) -> str:
         """The adapter that a model's name stands for; "" for the model itself. Raises ApiError for names of neither."""
-        if name is None or name == self._name:
-            return ""
-        if name not in self._adapters:
-            raise ApiError(404, f"The model '{name[:200]}' does not exist", param="model", code="model_not_found")
-        return name
+        return name if name is not None and name in self._adapters else super().check_model(name)
 
     # ------------------------------------------------------------------ completions
     async def chat(self, http: Request) -> Response:
         """/v1/chat/completions."""
         body = parse(ChatBody, data := await self.read(http))
-        adapter = self._check_model(body.model)
+        adapter = self.check_model(body.model)
         template = self._served.chat
         if template is None:
             raise ApiError(400, f"the model '{self._name}' has no chat template; /v1/completions takes texts as they are")
@@ -121,8 +102,10 @@ class _Doors(Doors):
     async def complete(self, http: Request) -> Response:
         """/v1/completions."""
         body = parse(CompletionBody, data := await self.read(http))
-        adapter = self._check_model(body.model)
+        adapter = self.check_model(body.model)
         tokenizer = self._served.tokenizer
+        if body.echo and self._served.encoder is not None:
+            raise ApiError(400, "echo: the model answers a text, and doesn't continue it", param="echo")
         prompts = await aside(lambda: body.prompts(tokenizer, self._options.max_prompts), len(data))
         prompted = self._submit(body, adapter, prompts, _COMPLETION_TOKENS, await self._constraints(body, len(prompts)))
         echo = [tokenizer.decode(p) for p in prompts for _ in range(body.n or 1)] if body.echo else ()
@@ -147,16 +130,17 @@ class _Doors(Doors):
     ) -> list[Prompted]:
         """All prompts, or none. Raises ApiError and ContractError."""
         self.check_ready(self._retry_after())
-        options, out = self._options, list[Prompted]()
+        options, served, out = self._options, self._served, list[Prompted]()
+        never = dict.fromkeys(served.never, -math.inf)
         params = list[SamplingParams]()
         for prompt, constraint in zip(prompts, constraints, strict=True):
-            room = check_context(len(prompt), body.wanted_tokens, options.max_positions, options.max_tokens, usual)
-            params.append(
-                replace(body.sampling(self._served.defaults, self._served.tokenizer, room), constrain=constraint, adapter=adapter)
-            )
+            before = len(served.request(prompt)[0])
+            room = check_context(before, body.wanted_tokens, options.max_positions, options.max_tokens, usual)
+            its = body.sampling(served.defaults, served.tokenizer, room)
+            params.append(replace(its, constrain=constraint, adapter=adapter, logit_bias={**its.logit_bias, **never}))
         try:
             for prompt, its in zip(prompts, params, strict=True):
-                out.append(Prompted(self._engine.submit(prompt, its), prompt, its))
+                out.append(Prompted(self._ask(prompt, its), prompt, its))
         except BaseException as e:
             for p in out:
                 p.request.cancel()
@@ -164,6 +148,10 @@ class _Doors(Doors):
                 raise ApiError(429, str(e), code="queue_full", retry_after=self._retry_after()) from None
             raise
         return out
+
+    def _ask(self, prompt: Sequence[int], params: SamplingParams) -> RequestLike:
+        tokens, inputs = self._served.request(prompt)
+        return self._engine.submit(tokens, params) if inputs is None else self._engine.submit(tokens, params, inputs)
 
     def _retry_after(self) -> int:
         """Seconds after which there may be room: as long as a request takes."""
@@ -174,7 +162,7 @@ class _Doors(Doors):
         answers = Answers(prompted, self._served.tokenizer, self._served.eos_tokens, self._metrics, with_stop=with_stop)
         if body.stream:
             wants_usage = body.stream_options is not None and body.stream_options.include_usage is True
-            return _Stream(answers, writer, wants_usage)
+            return EventStream(_events(answers, writer, wants_usage), answers)
 
         async def whole() -> Response:
             async for answer in answers:
@@ -186,10 +174,13 @@ class _Doors(Doors):
 
     async def embed(self, http: Request) -> Response:
         """/v1/embeddings: a step of a decoder gives logits alone."""
-        self._check_model(parse(EmbeddingBody, await self.read(http)).model)
-        raise ApiError(
-            404, f"the model '{self._name}' gives no embeddings: it completes texts", param="model", code="model_not_found"
-        )
+        self.check_model(parse(EmbeddingBody, await self.read(http)).model)
+        raise self.doesnt("gives no embeddings: it completes texts")
+
+    async def listen(self, http: Request) -> Response:
+        """/v1/audio/transcriptions and /v1/audio/translations: those of models of another kind."""
+        await self.read(http)
+        raise self.doesnt("reads no recordings: it completes texts")
 
     # ------------------------------------------------------------------ adapters
     async def load_adapter(self, http: Request) -> Response:
@@ -205,22 +196,18 @@ class _Doors(Doors):
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     # ------------------------------------------------------------------ looking at it
-    def _card(self) -> dict[str, Any]:
-        longest = self._options.max_positions
-        return {"id": self._name, "object": "model", "created": self._created, "owned_by": "dhlo", "max_model_len": longest}
-
     async def models(self) -> dict[str, Any]:
         """/v1/models."""
         return {"object": "list", "data": [self._card(), *self._adapters.cards(self._options.max_positions)]}
 
     async def model(self, name: str) -> dict[str, Any]:
         """/v1/models/NAME."""
-        adapter = self._check_model(name)
-        return self._adapters.card(adapter, self._options.max_positions) if adapter else self._card()
+        adapter = self.check_model(name)
+        return self._adapters.card(adapter, self._options.max_positions) if adapter else await super().model(name)
 
-    async def metrics_text(self) -> Response:
-        """/metrics, for Prometheus."""
-        return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+    def metrics(self) -> bytes:
+        """In Prometheus' text format."""
+        return self._metrics.text()
 
     async def page(self) -> Response:
         """What the server does, and a chat."""
@@ -228,34 +215,17 @@ class _Doors(Doors):
         return HTMLResponse(self._page, headers={"content-security-policy": policy})
 
 
-class _Stream(StreamingResponse):
-    """Server-sent events."""
-
-    def __init__(self, answers: Answers, writer: Writer, wants_usage: bool) -> None:
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(_events(answers, writer, wants_usage), media_type="text/event-stream", headers=headers)
-        self._answers = answers
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        with contextlib.closing(self._answers):  # however it ends: most of all, when the client goes
-            await super().__call__(scope, receive, send)
-
-
 async def _events(answers: Answers, writer: Writer, wants_usage: bool) -> AsyncIterator[bytes]:
     """An error after the first is an event, in place of the rest."""
     try:
         for chunk in writer.begin():
-            yield _event(chunk)
+            yield event_of(chunk)
         async for answer in answers:
             part = writer.part(answer)
             if part is not None:
-                yield _event(part)
+                yield event_of(part)
         if wants_usage:
-            yield _event(writer.last())
+            yield event_of(writer.last())
     except ApiError as e:
-        yield _event(e.body)
+        yield event_of(e.body)
     yield b"data: [DONE]\n\n"
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

@@ -46,6 +46,13 @@ class Tokenizer:
                 table[number] = to_bytes(word)
         self.vocabulary = tuple(table)
 
+    def empty(self, tokens: Iterable[int]) -> None:
+        """Makes none of these part of a text, such as tokens of times."""
+        table = list(self.vocabulary)
+        for token in tokens:
+            table[token] = b""
+        self.vocabulary = tuple(table)
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The tokens of a text; `special`: with those that the tokenizer puts around it. What is written like a special token
         becomes one. Raises ContractError for text that isn't Unicode (half of a surrogate pair), or has words that the model's

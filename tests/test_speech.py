@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import random
 import re
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -467,3 +468,29 @@ def test_other_endpoints(engine: ScriptEngine) -> None:
     assert "vllm:e2e_request_latency_seconds_count" in client.get("/metrics").text
     paths = client.get("/openapi.json").json()["paths"]
     assert "multipart/form-data" in paths[HEAR]["post"]["requestBody"]["content"]
+
+
+def test_damaged_forms_are_answered(engine: ScriptEngine) -> None:
+    """With what the client has done wrong, or with the text of what is left of the recording."""
+    client, r = client_of(engine), random.Random(0)
+    parts = [b'name="model"\r\n\r\nscript', b'name="file"; filename="a.wav"\r\n\r\n' + recorded(tone(0.05))]
+    whole = b"".join(b"--edge\r\nContent-Disposition: form-data; " + p + b"\r\n" for p in parts) + b"--edge--\r\n"
+    statuses = set[int]()
+    for _ in range(300):
+        data, at = bytearray(whole), r.randrange(250)
+        match r.randrange(5):
+            case 0:
+                del data[r.randrange(len(data)) :]
+            case 1:
+                data[at] = r.randrange(256)
+            case 2:
+                data[at:at] = r.randbytes(r.randrange(1, 20))
+            case 3:
+                del data[at : at + r.randrange(1, 30)]
+            case _:
+                data = bytearray(r.randbytes(at))
+        edge = r.choice(["edge"] * 8 + ["", "other", "x" * 5000, "edge; charset=none"])
+        answer = client.post(HEAR, content=bytes(data), headers={"content-type": f"multipart/form-data; boundary={edge}"})
+        assert answer.status_code in (200, 400, 404), answer.text
+        statuses.add(answer.status_code)
+    assert {200, 400} <= statuses

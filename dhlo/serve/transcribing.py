@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from dhlo.errors import DhloError
+from dhlo.serve.answers import EngineLike, RequestLike
 from dhlo.serve.audio import Samples, cut
 from dhlo.serve.metrics import Metrics, Timing
 from dhlo.serve.speech import Segment, Speech, SpeechTask
 from dhlo.serve.tokens import TextStream, Tokenizer
-from dhlo.serve.types import Event, FinishReason, QueueFullError, SamplingParams
+from dhlo.serve.types import FinishReason, QueueFullError, SamplingParams
 
-__all__ = ["Asked", "SpeechEngineLike", "Transcription"]
+__all__ = ["Asked", "Transcription"]
 
 _AHEAD: Final = 8  # pieces in work, whose features are some megabytes each
-
-
-class _RequestLike(Protocol):
-    def cancel(self) -> None: ...
-    def __aiter__(self) -> AsyncIterator[Event]: ...
-
-
-class SpeechEngineLike(Protocol):
-    """What is needed of `engine.Engine`."""
-
-    def submit(self, prompt: Sequence[int], params: SamplingParams, inputs: Any) -> _RequestLike: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +36,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Piece:
-    request: _RequestLike
+    request: RequestLike
     timing: Timing | None
     offset: float
     seconds: float
@@ -56,7 +46,7 @@ class Transcription:
     """To be begun once, iterated once, and closed, which cancels what is in work. Not for several threads."""
 
     def __init__(
-        self, engine: SpeechEngineLike, speech: Speech, tokenizer: Tokenizer, asked: Asked, metrics: Metrics | None = None
+        self, engine: EngineLike, speech: Speech, tokenizer: Tokenizer, asked: Asked, metrics: Metrics | None = None
     ) -> None:
         """Raises ContractError for what the model can't do."""
         self._engine, self._speech, self._tokenizer, self._asked, self._metrics = engine, speech, tokenizer, asked, metrics
@@ -79,7 +69,11 @@ class Transcription:
             self._waiting.append((offset / features.rate, piece))
             offset += len(piece)
         self.seconds = offset / features.rate
-        await self._submit()
+        try:
+            await self._submit()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Cancels what is in work. May be called again."""
@@ -104,7 +98,7 @@ class Transcription:
         """Fills up what is in work."""
         speech, asked = self._speech, self._asked
         room = speech.positions - len(self._prompt)
-        params = asked.params.__class__(**{**vars(asked.params), "max_tokens": room, "constrain": self._rules})
+        params = replace(asked.params, max_tokens=room, constrain=self._rules)
         while self._waiting and len(self._working) < _AHEAD:
             offset, samples = self._waiting[0]
             heard = await asyncio.to_thread(speech.features, samples)

@@ -28,6 +28,7 @@ from dhlo.serve.tokens import Tokenizer
 from tests.chromium import EXECUTABLE, Browser
 from tests.serving import WORDS, RuleEngine, byte_level, rule_served
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}}
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 TEXT = "größer 🙂, 世界 and more"
 HELLO = {"messages": [{"role": "user", "content": TEXT}]}
@@ -279,7 +280,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "bias of the engine": ({"logit_bias": {"5": 1}}, "the rule knows no bias"),
     "top_logprobs": ({"top_logprobs": 2}, "logprobs: true"),
     "many logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    "tool choice": ({"tool_choice": "required"}, "tool_choice.*'none' or 'auto'"),
+    "tool choice": ({"tool_choice": "perhaps"}, "tool_choice.*'none', 'auto' or 'required'"),
+    "a choice of no tools": ({"tool_choice": "required"}, "tool_choice: goes with tools"),
+    "a choice of another tool": (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice: 'g' is none of the tools",
+    ),
+    "a choice and a format": (
+        {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        "tool_choice: goes without other structured output",
+    ),
+    "a tool without a name": ({"tools": [{"type": "function", "function": {}}]}, "tools"),
     "no messages": ({"messages": []}, "messages"),
     "messages": ({"messages": "hi"}, "messages.*valid array"),
     "role": ({"messages": [{"content": "x"}]}, r"messages\.0\.role"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from dhlo.serve.metrics import Metrics, Timing
 from dhlo.serve.openai import ApiError
+from dhlo.serve.replies import ReplyReader, ToolCall
 from dhlo.serve.tokens import TextStream, Tokenizer
 from dhlo.serve.types import EngineStats, Event, FinishReason, SamplingParams, TokenLogprobs
 
@@ -146,6 +148,8 @@ class _Choice:
     """What has come of a choice."""
 
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[Mapping[str, Any]] = field(default_factory=list)
     finish: str | None = None
 
@@ -180,32 +184,38 @@ class Writer:
         """Of all parts of a choice."""
         raise NotImplementedError
 
-    def _body(self, text: str) -> dict[str, Any]:
-        """The whole text of a choice."""
+    def _body(self, choice: _Choice) -> dict[str, Any]:
+        """All of a choice."""
         raise NotImplementedError
 
-    def _delta(self, text: str) -> dict[str, Any]:
-        """A part of it."""
+    def _delta(self, answer: Answer, choice: _Choice) -> dict[str, Any] | None:
+        """What an answer adds to one; None for nothing."""
+        raise NotImplementedError
+
+    def _echo(self, text: str) -> dict[str, Any]:
+        """What a choice begins with."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ as a whole
     def add(self, answer: Answer) -> dict[str, Any] | None:
-        """Keeps an answer; its log-probabilities."""
+        """Keeps an answer; what it adds to its choice, if anything."""
         choice = self._choices[answer.index]
         self._tokens += len(answer.tokens)
         logprobs = self._logprobs(answer, choice) if answer.logprobs else None
         if logprobs is not None:
             choice.logprobs.append(logprobs)
-        choice.text.append(answer.text)
         choice.finish = answer.finish
-        return logprobs
+        delta = self._delta(answer, choice)
+        if delta is None and logprobs is None and answer.finish is None:
+            return None
+        return {**(delta or self._echo("")), "logprobs": logprobs, "finish_reason": choice.finish}
 
     def whole(self) -> dict[str, Any]:
         """All that was added."""
         choices = [
             {
                 "index": k,
-                **self._body("".join(c.text)),
+                **self._body(c),
                 "logprobs": self._joined(c.logprobs) if c.logprobs else None,
                 "finish_reason": c.finish,
             }
@@ -227,19 +237,17 @@ class Writer:
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": self._part, "choices": choices}
 
-    def _choice_chunk(self, index: int, body: dict[str, Any], logprobs: Any = None, finish: str | None = None) -> dict[str, Any]:
-        return self._chunk([{"index": index, **body, "logprobs": logprobs, "finish_reason": finish}])
+    def _choice_chunk(self, index: int, said: Mapping[str, Any]) -> dict[str, Any]:
+        return self._chunk([{"index": index, "logprobs": None, "finish_reason": None, **said}])
 
     def begin(self) -> list[dict[str, Any]]:
         """What comes before the first answer."""
-        return [self._choice_chunk(k, self._delta("".join(c.text))) for k, c in enumerate(self._choices) if c.text]
+        return [self._choice_chunk(k, self._echo("".join(c.text))) for k, c in enumerate(self._choices) if c.text]
 
     def part(self, answer: Answer) -> dict[str, Any] | None:
         """An answer as a part; None where it has nothing to show yet."""
-        logprobs = self.add(answer)
-        if not answer.text and logprobs is None and answer.finish is None:
-            return None
-        return self._choice_chunk(answer.index, self._delta(answer.text), logprobs, answer.finish)
+        said = self.add(answer)
+        return None if said is None else self._choice_chunk(answer.index, said)
 
     def last(self) -> dict[str, Any]:
         """The part that says what was used."""
@@ -247,10 +255,21 @@ class Writer:
 
 
 class Chat(Writer):
-    """Of /v1/chat/completions."""
+    """Of /v1/chat/completions. `reader` makes what reads the text of a choice."""
 
-    def __init__(self, id: str, model: str, prompted: Sequence[Prompted], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        id: str,
+        model: str,
+        prompted: Sequence[Prompted],
+        tokenizer: Tokenizer,
+        reader: Callable[[], ReplyReader] = ReplyReader,
+        *,
+        long_ids: bool = True,
+    ) -> None:
         super().__init__(f"chatcmpl-{id}", model, prompted, tokenizer, "chat.completion", "chat.completion.chunk")
+        self._readers = [reader() for _ in self._choices]
+        self._long_ids = long_ids
 
     def _logprobs(self, answer: Answer, choice: _Choice) -> dict[str, Any]:
         def of(token: int, logprob: float) -> dict[str, Any]:
@@ -267,10 +286,38 @@ class Chat(Writer):
     def _joined(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {"content": [x for p in parts for x in p["content"]], "refusal": None}
 
-    def _body(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _body(self, choice: _Choice) -> dict[str, Any]:
+        text, thoughts = "".join(choice.text), "".join(choice.reasoning)
+        message = {"role": "assistant", "content": text if text or not choice.calls else None, "refusal": None}
+        more: dict[str, Any] = {"reasoning_content": thoughts} if thoughts else {}
+        return {"message": message | more | ({"tool_calls": choice.calls} if choice.calls else {})}
 
-    def _delta(self, text: str) -> dict[str, Any]:
+    def _delta(self, answer: Answer, choice: _Choice) -> dict[str, Any] | None:
+        delta = dict[str, Any]()
+        calls = list[Any]()
+        for part in self._readers[answer.index].push(answer.text, last=answer.finish is not None):
+            match part.kind:
+                case "call":
+                    assert part.call is not None
+                    calls.append(self._call(part.call, len(choice.calls)))
+                    choice.calls.append({k: v for k, v in calls[-1].items() if k != "index"})
+                case "reasoning":
+                    choice.reasoning.append(part.text)
+                    delta["reasoning_content"] = delta.get("reasoning_content", "") + part.text
+                case _:
+                    choice.text.append(part.text)
+                    delta["content"] = delta.get("content", "") + part.text
+        if calls:
+            delta["tool_calls"] = calls
+        if choice.calls and choice.finish == "stop":
+            choice.finish = "tool_calls"
+        return {"delta": delta} if delta else None
+
+    def _call(self, call: ToolCall, index: int) -> dict[str, Any]:
+        id = f"call_{uuid.uuid4().hex[:24]}" if self._long_ids else uuid.uuid4().hex[:9]
+        return {"index": index, "id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+    def _echo(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text} if text else {}}
 
     def begin(self) -> list[dict[str, Any]]:
@@ -301,8 +348,12 @@ class Completion(Writer):
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         return {name: [x for p in parts for x in p[name]] for name in names}
 
-    def _body(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _body(self, choice: _Choice) -> dict[str, Any]:
+        return self._echo("".join(choice.text))
 
-    def _delta(self, text: str) -> dict[str, Any]:
+    def _delta(self, answer: Answer, choice: _Choice) -> dict[str, Any] | None:
+        choice.text.append(answer.text)
+        return self._echo(answer.text) if answer.text else None
+
+    def _echo(self, text: str) -> dict[str, Any]:
         return {"text": text}

@@ -14,6 +14,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dhlo.errors import ContractError, ModelFileError
+from dhlo.serve.replies import CallForm, call_form_of, thinking_of
 
 __all__ = ["ChatTemplate"]
 
@@ -33,6 +34,11 @@ class ChatTemplate:
         Jinja."""
         environment = _environment()
         self._special = dict(special or {})
+        written = templates.get(_TOOLS, "") + templates[_DEFAULT]
+        self.calls: CallForm | None = call_form_of(written)
+        """The form that the model writes calls of tools in, if it is known."""
+        self.thinking: tuple[str, str] | None = thinking_of(written)
+        """What stands around its thoughts, if it has any."""
         self._templates = dict[str, Any]()
         for name, text in templates.items():
             try:

@@ -132,6 +132,8 @@ def open_folder(
     tokenizer_config = read_object(folder / _TOKENIZER_CONFIG)
     generation = read_object(folder / _GENERATION)
     chat = ChatTemplate.of_folder(folder, tokenizer_config)
+    if chat is not None:
+        tokenizer.show([*(chat.calls.special if chat.calls is not None else ()), *(chat.thinking or ())])
     eos = _eos(generation, text, tokenizer_config, tokenizer)
     program = StepProgram(
         folder=folder,

@@ -280,6 +280,31 @@ class CompletionBody(SamplingBody):
         return prompts
 
 
+class _Function(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    """What isn't named here is the template's."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: Literal["function"]
+    function: _Function
+
+
+class _Named(_Body):
+    name: str
+
+
+class NamedTool(_Body):
+    type: Literal["function"]
+    function: _Named
+
+
 class ChatBody(SamplingBody):
     """Of /v1/chat/completions."""
 
@@ -287,8 +312,8 @@ class ChatBody(SamplingBody):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=256)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
@@ -304,8 +329,34 @@ class ChatBody(SamplingBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Of the arguments of tools that may be called, by name. Raises ApiError for a choice of a tool that there isn't."""
+        if not self.tools:
+            if self.tool_choice not in (None, "none", "auto"):
+                raise ApiError(400, "tool_choice: goes with tools", param="tool_choice")
+            return {}
+        if self.tool_choice == "none":
+            return {}
+        known = {t.function.name: t.function.parameters or {} for t in self.tools}
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            if name not in known:
+                raise ApiError(400, f"tool_choice: {name[:100]!r} is none of the tools", param="tool_choice")
+            return {name: known[name]}
+        return known
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is to be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
     def grammar(self) -> Grammar | None:
         said = self.response_format
+        if self.must_call:
+            if (said is not None and said.type != "text") or self.structured_outputs is not None:
+                raise ApiError(400, "tool_choice: goes without other structured output", param="tool_choice")
+            return Grammar("json", _json_text(_call_schema(self.schemas)))
         if said is None or said.type == "text":
             return super().grammar
         if self.structured_outputs is not None:
@@ -334,9 +385,23 @@ class ChatBody(SamplingBody):
         return {
             **variables,
             "messages": [_message(m, f"messages.{k}") for k, m in enumerate(self.messages)],
-            "tools": self.tools if self.tool_choice != "none" else None,
+            "tools": [t.model_dump(exclude_unset=True) for t in self.tools] if self.tools and self.tool_choice != "none" else None,
             "add_generation_prompt": self.add_generation_prompt is not False,
         }
+
+
+def _call_schema(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Of a call of one of some tools. Raises ApiError where two of them define something else by one name."""
+    calls, shared = list[dict[str, Any]](), dict[str, dict[str, Any]]()
+    for name, schema in schemas.items():
+        own = dict(schema)
+        for key in ("$defs", "definitions"):  # what references lead to stays at the root
+            for defined, what in (own.pop(key, None) or {}).items():
+                if shared.setdefault(key, {}).setdefault(defined, what) != what:
+                    raise ApiError(400, f"tools: two of them define {defined[:100]!r} otherwise", param="tools")
+        properties = {"name": {"const": name}, "arguments": {"type": "object", **own}}
+        calls.append({"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False})
+    return {**({"anyOf": calls} if len(calls) > 1 else calls[0]), **shared}
 
 
 class UnloadAdapterBody(_Body):

@@ -32,6 +32,7 @@ from dhlo.serve.openai import (
     check_context,
     parse,
 )
+from dhlo.serve.replies import FORCED, ReplyReader
 from dhlo.serve.speech_server import make_speech_app
 from dhlo.serve.types import QueueFullError, SamplingParams
 
@@ -91,13 +92,24 @@ class _Doors(Doors):
         template = self._served.chat
         if template is None:
             raise ApiError(400, f"the model '{self._name}' has no chat template; /v1/completions takes texts as they are")
-        arguments = body.template_arguments()
-        encode = lambda: self._served.tokenizer.encode(template.render(**arguments), special=False)
-        prompt = await aside(encode, len(data))
-        prompted = self._submit(body, adapter, [prompt], None, await self._constraints(body, 1))
-        return await self._answer(
-            http, body, prompted, Chat(uuid.uuid4().hex, adapter or self._name, prompted, self._served.tokenizer)
-        )
+        arguments, schemas = body.template_arguments(), body.schemas
+        tokenizer = self._served.tokenizer
+
+        def rendered() -> tuple[str, list[int]]:
+            text = template.render(**arguments)
+            return text, tokenizer.encode(text, special=False)
+
+        text, prompt = await aside(rendered, len(data))
+        constraints = await self._constraints(body, 1)
+        prompted = self._submit(body, adapter, [prompt], None, constraints)
+        form = FORCED if body.must_call else template.calls if schemas else None
+        # What a grammar makes is no thought, though the prompt may have begun one.
+        thinking = template.thinking if constraints == [None] else None
+        inside = thinking is not None and text.rstrip().endswith(thinking[0])
+        reader = lambda: ReplyReader(form, thinking, inside=inside, schemas=schemas)
+        long_ids = template.calls is None or template.calls.long_ids
+        writer = Chat(uuid.uuid4().hex, adapter or self._name, prompted, tokenizer, reader, long_ids=long_ids)
+        return await self._answer(http, body, prompted, writer)
 
     async def complete(self, http: Request) -> Response:
         """/v1/completions."""

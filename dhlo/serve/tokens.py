@@ -46,6 +46,15 @@ class Tokenizer:
                 table[number] = to_bytes(word)
         self.vocabulary = tuple(table)
 
+    def show(self, words: Iterable[str]) -> None:
+        """Makes special tokens part of a text, as they are written: marks that say what stands behind them."""
+        table = list(self.vocabulary)
+        for word in words:
+            number = self.number_of(word)
+            if number in self.special:
+                table[number] = word.encode()
+        self.vocabulary = tuple(table)
+
     def empty(self, tokens: Iterable[int]) -> None:
         """Makes none of these part of a text, such as tokens of times."""
         table = list(self.vocabulary)

@@ -1,0 +1,234 @@
+"""What texts of chats are made of: thoughts, calls of tools, and what is said."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from dhlo.serve.doors import ServerOptions
+from dhlo.serve.replies import FORCED, CallForm, Part, ReplyReader, call_form_of, thinking_of
+from dhlo.serve.server import make_app
+from dhlo.serve.tokens import Tokenizer
+from tests.serving import CHATML, WORDS, RuleEngine, byte_level, rule_served
+from tests.test_server import TOOL, events, is_error
+
+THINK = ("<think>", "</think>")
+FORMS = {"tags": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama": "<|python_tag|>"}
+CALL = '{"name": "f", "arguments": {"x": 1}}'
+Said = list[tuple[str, Any]]
+
+
+def form_of(name: str) -> CallForm:
+    form = call_form_of(f"... {FORMS[name]} ...")
+    assert form is not None
+    return form
+
+
+def read(reader: ReplyReader, texts: Sequence[str]) -> Said:
+    """The parts, those of a kind that stand behind each other as one."""
+    out: Said = []
+    parts = [p for t in texts for p in reader.push(t)] + reader.push("", last=True)
+    for p in parts:
+        what: Any = p.text if p.call is None else (p.call.name, json.loads(p.call.arguments))
+        if p.kind != "call" and out and out[-1][0] == p.kind:
+            out[-1] = (p.kind, out[-1][1] + what)
+        else:
+            out.append((p.kind, what))
+    return out
+
+
+F1, G2 = ("call", ("f", {"x": 1})), ("call", ("g", {"y": "2"}))
+READ: dict[str, tuple[str | None, str, Said]] = {
+    "no form": (None, f"<tool_call>{CALL}</tool_call>", [("content", f"<tool_call>{CALL}</tool_call>")]),
+    "hermes": ("tags", f"\n<tool_call>\n{CALL}\n</tool_call>\n", [F1]),
+    "behind text": ("tags", f"I look.\n\n<tool_call>\n{CALL}\n</tool_call>", [("content", "I look."), F1]),
+    "two": ("tags", f'<tool_call>{CALL}</tool_call>\n<tool_call>{{"name": "g", "arguments": {{"y": "2"}}}}</tool_call>', [F1, G2]),
+    "text behind": ("tags", f"<tool_call>{CALL}</tool_call>\nSo.", [F1, ("content", "So.")]),
+    "cut short": ("tags", f"<tool_call>{CALL}", [F1]),
+    "no call": ("tags", "<tool_call>{x</tool_call> y", [("content", "<tool_call>{x</tool_call> y")]),
+    "cut in a call": ("tags", 'a <tool_call>{"name": "f", "argu', [("content", 'a <tool_call>{"name": "f", "argu')]),
+    "arguments as text": ("tags", r'<tool_call>{"name": "f", "arguments": "{\"x\": 1}"}</tool_call>', [F1]),
+    "no arguments": ("tags", '<tool_call>{"name": "f"}</tool_call>', [("call", ("f", {}))]),
+    "arguments that are none": (
+        "tags",
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        [("content", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>')],
+    ),
+    "a coder's": (
+        "tags",
+        "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n<parameter=s>\n12\n</parameter>\n<parameter=t>\na\nb\n</parameter>\n"
+        "</function>\n</tool_call>",
+        [("call", ("f", {"x": 1, "s": "12", "t": "a\nb"}))],
+    ),
+    "GLM's": (
+        "tags",
+        "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n<arg_key>s</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
+        [("call", ("f", {"x": 1, "s": "7"}))],
+    ),
+    "mistral's list": ("mistral", f"[TOOL_CALLS][{CALL}]", [F1]),
+    "mistral's names": ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[CALL_ID]a1[ARGS]{"y": "2"}', [F1, G2]),
+    "mistral's text": ("mistral", "[TOOL_CALLS]and so on", [("content", "[TOOL_CALLS]and so on")]),
+    "llama's": ("llama", '{"name": "f", "parameters": {"x": 1}}', [F1]),
+    "llama's two": (
+        "llama",
+        '<|python_tag|>{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {"y": "2"}}',
+        [F1, G2],
+    ),
+    "llama's text": ("llama", 'It is {"name": 1}.', [("content", 'It is {"name": 1}.')]),
+    "JSON that is no call": ("llama", '{"a": 1}', [("content", '{"a": 1}')]),
+    "deep": ("tags", "<tool_call>" + "[" * 9999 + "</tool_call>", [("content", "<tool_call>" + "[" * 9999 + "</tool_call>")]),
+}
+SCHEMAS = {"f": {"properties": {"x": {"type": "integer"}, "s": {"type": "string"}}}}
+
+
+@pytest.mark.parametrize("what", READ)
+def test_calls(what: str) -> None:
+    """As a whole, and in parts of any length."""
+    name, text, wanted = READ[what]
+    r = random.Random(0)
+    for k in range(20):
+        parts, at = list[str](), 0
+        while at < len(text):
+            step = len(text) if k == 0 else 1 if k == 1 else r.randrange(1, 12)
+            parts.append(text[at : at + step])
+            at += step
+        reader = ReplyReader(None if name is None else form_of(name), THINK, schemas=SCHEMAS)
+        assert read(reader, parts) == wanted
+        thinking = ReplyReader(None if name is None else form_of(name), THINK, schemas=SCHEMAS)
+        assert read(thinking, ["<think>\nwell", " \n", "</think>\n\n", *parts]) == [("reasoning", "well"), *wanted]
+
+
+@pytest.mark.parametrize(
+    "inside, text, wanted",
+    [
+        (False, "plain", [("content", "plain")]),
+        (False, "  plain\n", [("content", "  plain\n")]),
+        (False, "", []),
+        (False, " <think> a <b </think> c", [("reasoning", "a <b"), ("content", "c")]),
+        (False, "<think></think>c", [("content", "c")]),
+        (False, "<think>never done", [("reasoning", "never done")]),
+        (False, "c <think>d</think>", [("content", "c <think>d</think>")]),
+        (False, "<thin", [("content", "<thin")]),
+        (True, "a</think>c</think>", [("reasoning", "a"), ("content", "c</think>")]),
+        (True, "a", [("reasoning", "a")]),
+    ],
+)
+def test_thoughts(inside: bool, text: str, wanted: Said) -> None:
+    for step in (1, 3, 100):
+        parts = [text[at : at + step] for at in range(0, len(text), step)]
+        assert read(ReplyReader(None, THINK, inside=inside), parts) == wanted
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([None, *FORMS, "forced"]),
+    st.booleans(),
+    st.lists(
+        st.sampled_from([*FORMS.values(), *THINK, "</tool_call>", CALL, "[ARGS]", "{", "}", " ", "\n", "a", "<", "[TOOL"]),
+        max_size=12,
+    ),
+    st.integers(0, 99),
+)
+def test_parts_are_those_of_the_whole(name: str | None, inside: bool, pieces: list[str], seed: int) -> None:
+    text, r = "".join(pieces), random.Random(seed)
+    form = FORCED if name == "forced" else None if name is None else form_of(name)
+    whole = read(ReplyReader(form, THINK, inside=inside), [text])
+    parts, at = list[str](), 0
+    while at < len(text):
+        step = r.randrange(1, 9)
+        parts.append(text[at : at + step])
+        at += step
+    assert read(ReplyReader(form, THINK, inside=inside), parts) == whole
+    letters = lambda s: "".join(c for c in s if c == "a")
+    kept = "".join(what if kind != "call" else "" for kind, what in whole)
+    assert letters(kept) == letters(text.replace(CALL, "")) or any(kind == "call" for kind, _ in whole) or CALL in text
+
+
+def test_what_isnt_a_mark_is_given_at_once() -> None:
+    reader = ReplyReader(form_of("tags"), THINK)
+    assert reader.push("Hello") == [Part("content", "Hello")]
+    assert reader.push(" <") == []
+    assert reader.push("b") == [Part("content", " <b")]
+
+
+def test_forms_of_templates() -> None:
+    assert call_form_of("{{ messages }}") is None and thinking_of("{{ messages }}") is None
+    assert thinking_of("{{ m.content.split('</think>') }}") == THINK
+    assert thinking_of("[THINK][/THINK]") == ("[THINK]", "[/THINK]")
+
+
+# ------------------------------------------------------------------ over HTTP
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("words") / "tokenizer.json"
+    byte_level().save(str(path))
+    return Tokenizer(path, WORDS)
+
+
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"  # the engine says its prompt again
+
+
+def client_of(words: Tokenizer, template: str) -> TestClient:
+    app = make_app(RuleEngine(words.vocabulary), rule_served(words, template), ServerOptions(max_positions=512))
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def asked(text: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "tools": [TOOL], **more}
+
+
+TEXT = f"<think>\nhmm\n</think>\n\nI look.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>"
+
+
+def test_calls_over_http(words: Tokenizer) -> None:
+    client = client_of(words, PLAIN + "{# <tool_call> </think> #}")
+    (choice,) = client.post("/v1/chat/completions", json=asked(TEXT)).json()["choices"]
+    message = choice["message"]
+    assert (choice["finish_reason"], message["content"], message["reasoning_content"]) == ("tool_calls", "I look.", "hmm")
+    calls = message["tool_calls"]
+    assert [(c["type"], c["function"]) for c in calls] == [("function", {"name": "f", "arguments": '{"x": 1}'})] * 2
+    assert calls[0]["id"] != calls[1]["id"] and calls[0]["id"].startswith("call_")
+    chunks = events(client.post("/v1/chat/completions", json=asked(TEXT, stream=True)).text)
+    deltas = [c["choices"][0]["delta"] for c in chunks]
+    assert "".join(d.get("content", "") for d in deltas) == "I look."
+    assert "".join(d.get("reasoning_content", "") for d in deltas) == "hmm"
+    told = [c for d in deltas for c in d.get("tool_calls", [])]
+    assert [(c["index"], c["function"]["name"]) for c in told] == [(0, "f"), (1, "f")]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    # Without tools, or where none is to be called, it is text.
+    for body in (asked(TEXT, tool_choice="none"), {k: v for k, v in asked(TEXT).items() if k != "tools"}):
+        (choice,) = client.post("/v1/chat/completions", json=body).json()["choices"]
+        assert choice["finish_reason"] == "stop" and "<tool_call>" in choice["message"]["content"]
+        assert "tool_calls" not in choice["message"]
+
+
+def test_calls_alone_have_no_content(words: Tokenizer) -> None:
+    client = client_of(words, PLAIN + "{# [TOOL_CALLS] #}")
+    (choice,) = client.post("/v1/chat/completions", json=asked(f"[TOOL_CALLS][{CALL}]")).json()["choices"]
+    assert choice["message"]["content"] is None
+    assert len(choice["message"]["tool_calls"][0]["id"]) == 9
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["required", "named"])
+def test_answers_that_must_be_calls(words: Tokenizer, choice: Any) -> None:
+    """The engine's rule takes the lowest tokens that a grammar allows."""
+    client = client_of(words, CHATML + "{# <tool_call> </think> #}")
+    x = {"$ref": "#/$defs/one"}
+    parameters = {"type": "object", "properties": {"x": x}, "required": ["x"], "$defs": {"one": {"const": 7}}}
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("f", "g")]
+    body = asked("go", tools=tools, tool_choice=choice, max_tokens=200)
+    (said,) = client.post("/v1/chat/completions", json=body).json()["choices"]
+    (call,) = said["message"]["tool_calls"]
+    assert call["function"]["name"] in ("f", "g")[: 2 if choice == "required" else 1]
+    assert json.loads(call["function"]["arguments"])["x"] == 7
+    assert said["finish_reason"] == "tool_calls" and said["message"]["content"] is None
+    other = {"type": "function", "function": {"name": "h", "parameters": {"$defs": {"one": {"const": 8}}}}}
+    answer = client.post("/v1/chat/completions", json=body | {"tools": [*tools, other], "tool_choice": "required"})
+    is_error(answer, 400, "two of them define 'one'")

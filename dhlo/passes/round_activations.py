@@ -39,8 +39,8 @@ def check_activations(modules: Collection[Module]) -> None:
     """Raises CompileError where activations shall be rounded and no entry has a product of quantised weights."""
     if any(_REQUEST in m.operation.attributes for m in modules) and not any(map(rounded_products, modules)):
         raise CompileError(
-            "activations: no product has quantised weights to multiply them with",
-            hint='weights="int4:64" quantises them; int8, int4 and mxfp4 are multiplied as integers',
+            "activations: no product has quantised weights to multiply them with as integers",
+            hint='weights="int4:64" quantises them; int8 is multiplied so in groups of a multiple of 4, int4 and mxfp4 of 8',
         )
 
 

@@ -15,6 +15,7 @@ from dhlo.frontend.aten import (  # whose rules these are made of
     movement,
     parts,  # noqa: F401
 )
+from dhlo.frontend.aten.reduction import extreme
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import LOWERINGS, lowers
@@ -103,8 +104,7 @@ def _isin(b: OpBuilder, x: Value, values: Value, *, assume_unique: bool = False,
 # ---------------------------------------------------------------------------------------------------- reductions
 @lowers(A.aminmax.default)
 def _aminmax(b: OpBuilder, x: Value, *, dim: int | None = None, keepdim: bool = False) -> list[Value]:
-    dims = b.dims_list(x, dim)
-    return [b.reduce(x, how, dims, keepdim) for how in ("min", "max")]
+    return [extreme(b, x, how, dim, keepdim) for how in ("min", "max")]
 
 
 @lowers(A.std_mean.correction, A.std_mean.dim, A.std_mean.default)

@@ -61,9 +61,9 @@ def _layer_norm(
 @lowers(A.rms_norm.default, A._fused_rms_norm.default)
 def _rms_norm(b: OpBuilder, x: Value, shape: Any, weight: Value | None = None, eps: float | None = None) -> Value:
     dims = list(range(b.rank(x) - len(shape), b.rank(x)))
-    small = torch.finfo(b.dtype(x).torch).eps if eps is None else eps
 
     def f(v: Value) -> Value:
+        small = torch.finfo(b.dtype(v).torch).eps if eps is None else eps  # of the type that is computed in
         y = b.mul(v, b.unary(ew.Rsqrt, b.add(mean(b, b.mul(v, v), dims, True), small)))
         return _affine(b, y, weight, None, None)
 

@@ -11,6 +11,7 @@ from torch.utils._sympy.functions import FloorDiv
 from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.compat import aten as A
+from dhlo.frontend.dims import static_value
 from dhlo.frontend.registry import lowers
 from dhlo.ir.symbols import as_expr
 
@@ -31,7 +32,7 @@ def position(b: OpBuilder, v: Any, n: sympy.Expr) -> sympy.Expr:
     return sympy.Piecewise((e, e >= 0), (e + n, True))
 
 
-def slice_bounds(b: OpBuilder, n: sympy.Expr, start: Any, end: Any, step: int) -> tuple[sympy.Expr, sympy.Expr]:
+def slice_bounds(b: OpBuilder, n: sympy.Expr, start: Any, end: Any, step: Any) -> tuple[sympy.Expr, sympy.Expr]:
     """(first index, number of elements) of a Python slice of n elements."""
 
     def clamp(v: Any) -> sympy.Expr:
@@ -45,10 +46,14 @@ def slice_bounds(b: OpBuilder, n: sympy.Expr, start: Any, end: Any, step: int) -
 
 
 @lowers(A.slice.Tensor, A.slice_copy.Tensor)
-def _slice(b: OpBuilder, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
-    d = b.dim(x, dim)
+def _slice(b: OpBuilder, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Value:
+    d, step = b.dim(x, dim), static_value(b.dims.fold(as_expr(step)))
+    if not isinstance(step, int):
+        b.require(sympy.Ge(step, 1), "a slice's step is positive")
     first, size = slice_bounds(b, b.shape(x)[d], start, end, step)
     _name_place(b, b.node.meta["val"], d, first, size)
+    if not isinstance(step, int):  # no layout has such strides: elements are looked up
+        return b.take(x, [b.iota([size], 0, "i64", first, step)], [d], d)
     return b.slice(x, d, first, size, step)
 
 

@@ -130,27 +130,32 @@ def _hash_tensor(b: OpBuilder, x: Value, dim: Any = None, keepdim: bool = False,
 
 # ---------------------------------------------------------------------------------------------------- extremes and
 # truth
-@lowers(A.amax.default)
+def _need_elements(b: OpBuilder, x: Value, dims: list[int]) -> None:
+    """What has no elements has no extreme. Decompositions, which may be traced at a size and hold at 0, promise nothing."""
+    if b.importer is None or not b.importer.inlined:
+        for d in dims:
+            b.require(sympy.Ge(b.shape(x)[d], 1), "the largest or smallest of no elements was asked for")
+
+
+def extreme(b: OpBuilder, x: Value, how: str, dim: Any, keepdim: bool) -> Value:
+    """The largest ("max") or smallest along dims, which must have elements."""
+    dims = b.dims_list(x, dim)
+    _need_elements(b, x, dims)
+    return b.reduce(x, how, dims, keepdim)
+
+
+@lowers(A.amax.default, A.max.default)
 def _amax(b: OpBuilder, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
-    return b.reduce(x, "max", b.dims_list(x, dim), keepdim)
+    return extreme(b, x, "max", dim, keepdim)
 
 
-@lowers(A.amin.default)
+@lowers(A.amin.default, A.min.default)
 def _amin(b: OpBuilder, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
-    return b.reduce(x, "min", b.dims_list(x, dim), keepdim)
-
-
-@lowers(A.max.default)
-def _max(b: OpBuilder, x: Value) -> Value:
-    return b.reduce(x, "max", b.dims_list(x, None))
-
-
-@lowers(A.min.default)
-def _min(b: OpBuilder, x: Value) -> Value:
-    return b.reduce(x, "min", b.dims_list(x, None))
+    return extreme(b, x, "min", dim, keepdim)
 
 
 def _arg(b: OpBuilder, x: Value, how: str, dim: int | None, keepdim: bool) -> Value:
+    _need_elements(b, x, b.dims_list(x, None if dim is None else [dim]) if b.rank(x) else [])
     if dim is None or b.rank(x) == 0:
         y = b.op(compute.ArgReduce, [b.reshape(x, [b.type(x).numel])], {"how": how, "dim": 0})
         return b.reshape(y, [1] * b.rank(x)) if keepdim else y
@@ -171,12 +176,12 @@ def _argmin(b: OpBuilder, x: Value, dim: int | None = None, keepdim: bool = Fals
 
 @lowers(A.max.dim)
 def _max_dim(b: OpBuilder, x: Value, dim: int, keepdim: bool = False) -> list[Value]:
-    return [b.reduce(x, "max", b.dims_list(x, [dim]) if b.rank(x) else [], keepdim), _arg(b, x, "max", dim, keepdim)]
+    return [extreme(b, x, "max", [dim] if b.rank(x) else [], keepdim), _arg(b, x, "max", dim, keepdim)]
 
 
 @lowers(A.min.dim)
 def _min_dim(b: OpBuilder, x: Value, dim: int, keepdim: bool = False) -> list[Value]:
-    return [b.reduce(x, "min", b.dims_list(x, [dim]) if b.rank(x) else [], keepdim), _arg(b, x, "min", dim, keepdim)]
+    return [extreme(b, x, "min", [dim] if b.rank(x) else [], keepdim), _arg(b, x, "min", dim, keepdim)]
 
 
 def _truth(b: OpBuilder, x: Value, how: str, dim: Any, keepdim: bool) -> Value:

@@ -74,7 +74,7 @@ def test_file(module: Model, tmp_path: Path) -> None:
         (lambda m, _: dhlo.compile(m), r"with example arguments, or exported first\n  hint: torch\.export\.export\(module, args"),
         (lambda m, a: dhlo.compile(m, a[0]), "args: is a tuple of the module's arguments"),
         (lambda m, a: dhlo.compile(m, (*a, *a)), "the module isn't called so: too many positional arguments"),
-        (lambda m, a: dhlo.compile(m, a), "the module isn't called so: missing a required argument: 'scale'"),
+        (lambda m, a: dhlo.compile(m, a), "the module isn't called so: missing a required (keyword-only )?argument: 'scale'"),
         (lambda m, a: dhlo.compile(m, "ab"), "args: is a tuple of the module's arguments"),
         (lambda m, a: dhlo.compile(m, a, 5), "kwargs: is a dict of the module's arguments by name"),
         (lambda m, a: dhlo.compile(m, None, [1]), "kwargs: is a dict of the module's arguments by name"),

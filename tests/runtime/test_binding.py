@@ -403,7 +403,7 @@ spec = importlib.util.spec_from_file_location("dhlo._runtime", {path!r})
 try:
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 except ImportError as e:
-    assert "main interpreter" in str(e) and "subinterpreters" in str(e), e
+    assert "subinterpreters" in str(e), e  # from Python 3.12 on Python says so itself
 else:
     raise AssertionError("it was loaded")
 """

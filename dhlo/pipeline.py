@@ -3,6 +3,7 @@
     import            ExportedProgram -> dhlo ops over symbolic shapes; ranges, names and growth asked for are marks of the module
     grow              a growing argument becomes its buffer: concat -> update_slice                 (before the cache is asked)
     join-caches       caches of a fixed size that the program keeps, and that shall be pools, become arguments that a step joins to
+    mask-tables       masks that are looked up in constant matrices, of programs whose caches shall be pools, compare positions
     absorb-latents    attention over compressed keys and values, of caches that shall be pools, reads them as they are
     recurrent-states  what is kept of sequences in fixed size: cells of pools, taken on token by token by dhlo.recurrence
     page-caches       a cache becomes a pool of blocks, and the step one of tokens of many sequences: attention -> paged_attention
@@ -83,6 +84,7 @@ from dhlo.passes.integer_convolutions import integer_convolutions
 from dhlo.passes.join_caches import join_caches
 from dhlo.passes.keep_codes import keep_codes
 from dhlo.passes.keep_sums import keep_sums
+from dhlo.passes.mask_tables import mask_tables
 from dhlo.passes.matrix_vectors import matrix_vectors
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.multiply_bytes import multiply_bytes
@@ -171,6 +173,7 @@ def plain(f: Callable[[Module], None]) -> Callable[[Module, Weights], object]:
 FRONT: tuple[Pass, ...] = (
     Pass("grow", plain(grow)),
     Pass("join-caches", plain(join_caches)),
+    Pass("mask-tables", mask_tables),
     Pass("absorb-latents", plain(absorb_latents)),
     Pass("recurrent-states", plain(recurrent_states)),
     Pass("page-caches", plain(page_caches)),

@@ -20,6 +20,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GPTNeoConfig,
     GPTNeoXJapaneseConfig,
     GptOssConfig,
     GraniteSWAConfig,
@@ -29,6 +30,7 @@ from transformers import (
     Phi3Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    XGLMConfig,
 )
 
 import dhlo
@@ -76,6 +78,17 @@ CONFIGS = {
     "diffllama": lambda: DiffLlamaConfig(**{**SMALL, "num_attention_heads": 8, "num_key_value_heads": 4}),
     "jetmoe": lambda: JetMoeConfig(**SMALL, kv_channels=8, num_local_experts=4, num_experts_per_tok=2),
     "granite_swa": lambda: GraniteSWAConfig(**SMALL, **WINDOWS),  # shares beside sinks
+    # Parts of constant matrices say what tokens see.
+    "gpt_neo": lambda: GPTNeoConfig(
+        vocab_size=96,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=40,
+        max_position_embeddings=512,
+    ),
+    "xglm": lambda: XGLMConfig(vocab_size=96, d_model=32, num_layers=2, attention_heads=4, ffn_dim=48),
     "gpt_neox_japanese": lambda: GPTNeoXJapaneseConfig(  # products of queries and keys of batches and heads in one dim
         vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_multiple_size=2
     ),
@@ -182,6 +195,45 @@ def test_tokens_that_see_their_part_of_a_text() -> None:
     paging = json.loads(compiled.metadata)["paging"]
     assert paging["windows"] == [24] and paging["hidden"] is None
     check_packed(Parts(), compiled, [2], 1)
+
+
+class Looked(torch.nn.Module):
+    """Attention under part of a constant matrix of who sees whom."""
+
+    def __init__(self, seen: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("seen", seen)
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> Any:
+        whole = torch.cat([past, x], 2)
+        sees = self.seen[whole.shape[2] - x.shape[2] : whole.shape[2], : whole.shape[2]]
+        scores = torch.where(sees, x @ whole.transpose(2, 3) / 4, torch.tensor(torch.finfo(x.dtype).min))
+        return torch.softmax(scores, -1) @ whole, whole
+
+
+def exported_looked(seen: torch.Tensor) -> Any:
+    args = torch.randn(3, 2, 5, 16), torch.randn(3, 2, 7, 16)
+    dims = {0: Dim("batch"), 2: Dim.AUTO}, {0: Dim("batch"), 2: Dim.AUTO}
+    return export(Looked(seen), args, dynamic_shapes=dims, strict=False)
+
+
+@pytest.mark.parametrize("window", [0, 1, 40])
+def test_masks_in_a_constant_matrix(window: int) -> None:
+    """Are windows, and end where the matrix does; a step may have more tokens than that."""
+    seen = torch.ones(100, 100, dtype=torch.bool).tril()
+    seen = seen.triu(1 - window) if window else seen
+    compiled = dhlo.compile(exported_looked(seen), pages={"past": 16})
+    paging = json.loads(compiled.metadata)["paging"]
+    assert paging["windows"] == [window] and paging["max_positions"] in (99, 100)  # torch.export leaves out the whole matrix
+    check_packed(Looked(seen), compiled, [2], 1)
+
+
+@pytest.mark.parametrize("hole", [(60, 20), (5, 9), (99, 99)])
+def test_matrices_that_are_no_bands(hole: tuple[int, int]) -> None:
+    seen = torch.ones(100, 100, dtype=torch.bool).tril()
+    seen[hole] ^= True
+    with pytest.raises(CompileError, match="dhlo.slice depends on how long the past is"):
+        dhlo.compile(exported_looked(seen), pages={"past": 16})
 
 
 def check_packed(module: torch.nn.Module, compiled: CompiledModel, heads: Sequence[int], pools: int) -> None:

@@ -298,6 +298,10 @@ class _Reader:
                         sees = truth_of(sees)
                         sees = sees if rest is left else build(ew.Not, [sees]).results[0]
                         return replace(found, bools=(*found.bools, sees))
+            case ew.Maximum() if not self.exact:  # no less than what hides keys: what is hidden stays so
+                for at, other in ((0, 1), (1, 0)):
+                    if hides(op.operands[other]):
+                        return self.scores(op.operands[at])
             case ew.Mul() | ew.Div():
                 return self._scaled(op)
         return None

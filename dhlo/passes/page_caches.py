@@ -158,12 +158,15 @@ class _Paging:
             self.sequences = from_mlir(block.arguments[self.states.lengths]).shape[0]
         self.context = self.blocks * self.page
         self.pairs = list[tuple[_Pool, _Pool]]()  # of keys and values that attention reads together
+        self.longest = 0
+        """How many positions what the program requires of its sizes lets a sequence have; 0 for any number."""
         self.hidden: Any = None
         """i32 [T]: which keys before its own each token doesn't see; None where tokens of a sequence follow one another."""
 
     def run(self, masks: Iterable[Any]) -> None:
         """Rewrites all; `masks` are what `drop_masks` gave."""
         check_tokens(self.block, self.tokens, [c.join for c in self.caches])
+        self.longest = self._take_bounds()
         inputs = self._add_inputs()
         row: dict[Any, sympy.Expr] = {self.tokens.past: self.context - self.tokens.new}
         if self.tokens.single:
@@ -264,6 +267,28 @@ class _Paging:
         user.results[0].replace_all_uses_with(at)
 
     # ------------------------------------------------------------------ sizes
+    def _take_bounds(self) -> int:
+        """What is required of how many keys there are bounds each sequence's positions: blocks may have room for more."""
+        bounds, others = list[int](), list[tuple[int, Any]]()
+        for op in list(self.block.operations)[:-1]:
+            condition = parse(attr(op, "condition")) if isinstance(op, Assert) else None
+            if not isinstance(condition, (sympy.Le, sympy.Lt, sympy.Ne)):
+                continue
+            end = (self.tokens.past + self.tokens.new - condition.lhs + condition.rhs).expand()
+            if not end.is_Integer:
+                continue
+            if isinstance(condition, sympy.Ne):
+                others.append((int(end), op))
+                continue
+            bounds.append(int(end) - isinstance(condition, sympy.Lt))
+            op.operation.erase()
+        longest = min(bounds, default=0)
+        for end, op in sorted(others, key=lambda x: -x[0]):
+            if longest and end >= longest:  # one that no sequence has
+                longest -= end == longest
+                op.operation.erase()
+        return longest
+
     def _substitute(self, sizes: dict[Any, sympy.Expr]) -> None:
         """Writes sizes for symbols, everywhere."""
         names = {s.name for s in sizes}
@@ -402,7 +427,8 @@ class _Paging:
         numbered = {v.arg_number: role for v, role in roles.items()}
         named = zip(argument_names(self.block), self.block.arguments, strict=True)
         counted = [inputs.positions, *(a for name, a in named if name == _POSITIONS)]
-        longest = end_of_positions(self.block, counted)
+        ends = (self.longest, end_of_positions(self.block, counted))
+        longest = min((n for n in ends if n), default=0)
         group = [0 if all_see else max(windows, default=0)]
         mark_paging(self.block, self.page, group, numbered, longest, by_order=plain and windows == [0] * len(attends))
 
@@ -434,7 +460,10 @@ class _Paging:
         sizes = (self.slots, self.sequences, self.blocks, self.cross_slots, self.cross_blocks)
         called = ("slots", "sequences", "blocks", "cross_slots", "cross_blocks")
         named = [(s, name) for s, name in zip(sizes, called, strict=True) if self.cross or s not in sizes[3:]]
-        set_ranges(module, {n: r for n, r in ranges_of(module).items() if n in used})
+        ranges = {n: r for n, r in ranges_of(module).items() if n in used}
+        if self.longest and not self.tokens.single and (row := self.tokens.row.name) in ranges:
+            ranges[row] = (ranges[row][0], None)  # the most was of one sequence
+        set_ranges(module, ranges)
         set_user_names(module, {n: x for n, x in user_names(module).items() if n in used} | {s.name: x for s, x in named})
 
 

@@ -88,6 +88,8 @@ def weights_of(module: Any) -> dict[str, torch.Tensor]:
         shape = [int(s) for s in t.shape]
         most = 16 if t.dtype.name == "ui8" else 100  # bytes stand for codes of four bits, too
         out[name] = (torch.randn(shape) if t.dtype.is_float else torch.randint(0, most, shape)).to(t.dtype.torch)
+        if t.dtype.is_bool and len(shape) > 1:  # which keys tokens see
+            out[name] = torch.ones(shape, dtype=torch.bool).tril().triu(-2)
     return out
 
 

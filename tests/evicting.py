@@ -24,7 +24,7 @@ class _Cache:
         assert options.evict_to is not None
         self.model, self.options, self.prompt = model, options, prompt
         self.blocks = options.evict_to // _BLOCK
-        self.cache = DynamicCache(config=model.config)
+        self.cache = DynamicCache()  # whose layers keep all that isn't left out
         self.size = self.kept = 0
 
     def take(self, tokens: Sequence[int]) -> torch.Tensor:

@@ -24,17 +24,20 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4TextConfig,
     GPT2Config,
+    GPTNeoConfig,
     GptOssConfig,
     GraniteSWAConfig,
     JetMoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     MixtralConfig,
+    MoshiConfig,
     Phi3Config,
     PhiConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    XGLMConfig,
 )
 
 from dhlo.errors import ContractError
@@ -180,6 +183,31 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "granite_swa": lambda: GraniteSWAConfig(**SMALL, **WINDOWS),  # what keys say is multiplied by their share beside a sink
     # Experts of attention as well, for whose queries all keys are repeated in turn.
     "jetmoe": lambda: JetMoeConfig(**SMALL, kv_channels=8, num_local_experts=4, num_experts_per_tok=2),
+    # Masks are parts of constant matrices, one of them a band.
+    "gpt_neo": lambda: GPTNeoConfig(
+        vocab_size=WORDS,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=24,
+        max_position_embeddings=512,
+        initializer_range=0.15,
+        **ENDS,
+    ),
+    # Layers forget what no mask hides: the step ends where tokens that come alone would see less.
+    "moshi": lambda: MoshiConfig(**SMALL, head_dim=16, sliding_window=200),
+    # Scores have batch and heads in one dim, and are no less than what hides keys.
+    "xglm": lambda: XGLMConfig(
+        vocab_size=WORDS,
+        d_model=32,
+        num_layers=2,
+        attention_heads=4,
+        ffn_dim=48,
+        max_position_embeddings=256,
+        init_std=0.15,
+        **ENDS,
+    ),
     "gpt2": lambda: GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=200, **ENDS),
     "bloom": lambda: BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.15, **ENDS),
     "falcon": lambda: FalconConfig(
@@ -198,7 +226,19 @@ PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0
 ENDS = {name: SMALL[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 DEFAULT = "gpt_oss"
 # Why blocks can't be left out of sequences: windows and ALiBi; keys and values that are one.
-POSITIONAL = ("gemma2", "gemma3", "gemma3n", "gemma4", "gemma4_experts", "granite_swa", "llama4", "gpt_oss", "phi3", "bloom")
+POSITIONAL = (
+    "gemma2",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_experts",
+    "gpt_neo",
+    "granite_swa",
+    "llama4",
+    "gpt_oss",
+    "phi3",
+    "bloom",
+)
 WITHOUT_EVICTION = dict.fromkeys(POSITIONAL, "evict_to: what tokens of this model see")
 WITHOUT_NORMS = dict.fromkeys(
     ("deepseek_v3", "deepseek_v3_256", "deepseek_v3_float8"), "evict_by: the model keeps keys and values in one"
@@ -306,9 +346,9 @@ def test_codes_of_a_checkpoint_stay_codes(folder: Folder) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["gpt2", "phi3_long"], indirect=True)
+@pytest.mark.parametrize("folder", ["gpt2", "phi3_long", "moshi"], indirect=True)
 def test_positions_that_end(folder: Folder) -> None:
-    """In a table, or where frequencies change, which no config need say to the engine."""
+    """In a table, where frequencies change or where layers forget, which no config need say to the engine."""
     served = folder.served
     assert served.max_positions == 200
     with Engine(served.step, EngineOptions(cache_bytes=64 * folder.block_bytes())) as engine:

@@ -40,7 +40,9 @@ __all__ = [
     "keep_all",
     "keep_source",
     "keeping",
+    "masked_windows",
     "past_of",
+    "shortest_unmasked",
     "taken_cache",
     "with_room",
 ]
@@ -57,6 +59,7 @@ CACHE = next(f.name for f in fields(CausalLMOutputWithPast) if f.name in ("cache
 _ROOM = 64  # positions that a dynamic cache has room for beyond those that are needed, at least
 
 _ASKED = "_ignore_causal_mask_sdpa"
+_OVERLAYS = ("sliding_window_overlay", "chunked_overlay")  # of masks, functions of a window's size
 _GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 _Tensors = list[torch.Tensor]
@@ -138,6 +141,36 @@ def exportable_attention() -> Iterator[None]:
         )
     with patch.object(masking_utils, _ASKED, lambda *_, **__: False), patch.dict(os.environ, {_GROUPED: "1"}):
         yield
+
+
+@contextmanager
+def masked_windows() -> Iterator[set[int] | None]:
+    """The sizes of the windows that masks which a model makes inside have; None for a version of transformers that makes them
+    otherwise: these functions aren't public."""
+    if not all(hasattr(masking_utils, name) for name in _OVERLAYS):
+        yield None
+        return
+    sizes = set[int]()
+
+    def noted(make: Any) -> Any:
+        def overlay(size: int, *others: Any) -> Any:
+            sizes.add(int(size))
+            return make(size, *others)
+
+        return overlay
+
+    with patch.multiple(masking_utils, **{name: noted(getattr(masking_utils, name)) for name in _OVERLAYS}):
+        yield sizes
+
+
+def shortest_unmasked(cache: Cache, masked: set[int] | None) -> int | None:
+    """How many positions a text has at most whose tokens see the same, however many come at once; None where there is no end.
+
+    Where a layer forgets what no mask hides (Moshi), tokens of a prompt see all that there is before them, and those that come
+    alone the last ones.
+    """
+    windows = {int(x.sliding_window) for x in cache.layers if isinstance(x, DynamicSlidingWindowLayer)}
+    return None if masked is None else min(windows - masked, default=None)
 
 
 def cached_layers(compiled: CompiledModel) -> list[Layer]:

@@ -20,7 +20,9 @@ from dhlo.integrations.caches import (
     exported_cache,
     keep_all,
     keeping,
+    masked_windows,
     past_of,
+    shortest_unmasked,
     taken_cache,
     with_room,
 )
@@ -135,7 +137,7 @@ def decoder_programs(model: Any) -> dict[str, ExportedProgram]:
     """The programs that `compile_decoder` compiles, by entry; the only one is called "". Raises CompileError, and what torch.export
     raises."""
     _check_decoder(model)
-    layers, windows = _cached(model)
+    layers, windows, _ = _cached(model)
     step, args, dims = _step(model, layers, windows)
     programs: dict[str, tuple[Any, Any, Any]] = {"": (step, args, dims)}
     exported: dict[str, ExportedProgram] = {}
@@ -166,14 +168,16 @@ def _for_text(model: Any, why: object) -> None:
 
 def step_program(model: Any) -> ExportedProgram:
     """A step over text whose layers all keep all positions, those with windows too, for `Options.pages`: its caches are called
-    keys[0], values[0], ... Where rotary frequencies change with a text's length, it takes positions below the first such length.
+    keys[0], values[0], ... Where rotary frequencies change with a text's length, or layers forget what masks don't hide, it takes
+    positions below the first such length.
     Where layers keep states of fixed size, it is a step of one token of each sequence, whose states are called states[0], ...
     Raises CompileError, and what torch.export raises."""
     if is_recurrent(model):
         return recurrent_step_program(model)
     _check_decoder(model)
-    layers, windows = _cached(model)
-    with evaluating(model), exportable_attention(), first_frequencies(model) as longest:
+    layers, windows, unmasked = _cached(model)
+    with evaluating(model), exportable_attention(), first_frequencies(model) as first:
+        longest = min((n for n in (first, unmasked) if n is not None), default=None)
         step, args, dims = _step(model, layers, [None if window is None else False for window in windows], longest)
         return torch.export.export(step, args, dynamic_shapes=dims, strict=False)
 
@@ -231,17 +235,17 @@ def _features(model: Any) -> tuple[torch.Tensor | None, bool]:
     return None, False
 
 
-def _cached(model: Any) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[bool | None]]:
-    """Keys and values of each layer that keeps such, as a run of the model leaves them, and of each layer what `are_windows` says.
-    Raises CompileError where a layer keeps something else."""
+def _cached(model: Any) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[bool | None], int | None]:
+    """Keys and values of each layer that keeps such, as a run of the model leaves them, of each layer what `are_windows` says, and
+    what `shortest_unmasked` does. Raises CompileError where a layer keeps something else."""
     cache = DynamicCache(config=model.config)
     windows = are_windows(cache)
-    with evaluating(model):
+    with evaluating(model), masked_windows() as masked:
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True, **{CACHE: cache})
     for layer in keeping(cache):
         if not layer.is_initialized or layer.keys.dim() != 4:
             raise CompileError(f"{type(model).__name__} keeps more than keys and values in its cache ({type(layer).__name__})")
-    return [(x.keys, x.values) for x in keeping(cache)], windows
+    return [(x.keys, x.values) for x in keeping(cache)], windows, shortest_unmasked(cache, masked)
 
 
 def is_compiled_decoder(compiled: CompiledModel) -> bool:

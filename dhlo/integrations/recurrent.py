@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 )
 
 from dhlo.errors import CompileError
-from dhlo.integrations.caches import cache_name, exportable_attention
+from dhlo.integrations.caches import cache_name, exportable_attention, masked_windows, shortest_unmasked
 from dhlo.integrations.generation import evaluating
 from dhlo.integrations.rotary import first_frequencies
 
@@ -52,6 +52,7 @@ class _Layers:
     examples: list[torch.Tensor] = field(default_factory=list)
     keys: list[torch.Tensor] = field(default_factory=list)
     values: list[torch.Tensor] = field(default_factory=list)
+    longest: int | None = None  # what `shortest_unmasked` says
 
     def cache(
         self, config: Any, states: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
@@ -167,7 +168,10 @@ def recurrent_step_program(model: Any) -> ExportedProgram:
         token = _TokenAt
         args.insert(1, torch.full((2, 1), _PAST))
         sizes.insert(1, batch)
-    with evaluating(model), exportable_attention(), first_frequencies(model) as longest:
+    with evaluating(model), exportable_attention(), first_frequencies(model) as first:
+        longest = min((n for n in (first, layers.longest) if n is not None), default=None)
+        if longest is not None and token is _Token:
+            raise CompileError(f"{kind} takes no positions, and computes texts of more than {longest} otherwise")
         step = token(model, cache, layers, longest)
         return torch.export.export(step, tuple(args), dynamic_shapes=tuple(sizes), strict=False)
 
@@ -179,10 +183,11 @@ def _layers_of(model: Any, cache_name: str) -> _Layers:
     if others:
         raise CompileError(f"{type(model).__name__} keeps something else than states, keys and values: {', '.join(sorted(others))}")
     try:
-        with evaluating(model):
+        with evaluating(model), masked_windows() as masked:
             model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True, **{cache_name: cache})
     except Exception as e:  # whatever the model raises
         raise CompileError(f"{type(model).__name__} takes no DynamicCache: {e}") from None
+    layers.longest = shortest_unmasked(cache, masked)
     for k, layer in enumerate(cache.layers):
         for i in range(layer.number_of_states) if isinstance(layer, LinearAttentionLayer) else ():
             for convolves, x in ((True, layer.conv_states[i]), (False, layer.recurrent_states[i])):

@@ -16,6 +16,7 @@ from transformers import (
     BloomConfig,
     DeepseekV3Config,
     DiffLlamaConfig,
+    DoryConfig,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -30,6 +31,7 @@ from transformers import (
     Phi3Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    RoFormerConfig,
     XGLMConfig,
 )
 
@@ -87,6 +89,17 @@ CONFIGS = {
         attention_types=[[["global", "local"], 1]],
         window_size=40,
         max_position_embeddings=512,
+    ),
+    # Positions are counted by one op from the length of the past on.
+    "roformer": lambda: RoFormerConfig(**{**SMALL, "max_position_embeddings": 256}, is_decoder=True, pad_token_id=0),
+    # A layer that runs twice, and keeps keys and values for each time.
+    "dory": lambda: DoryConfig(
+        **{**SMALL, "num_hidden_layers": 3},
+        head_dim=16,
+        n_input_layers=1,
+        n_output_layers=1,
+        sliding_window=40,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
     ),
     "xglm": lambda: XGLMConfig(vocab_size=96, d_model=32, num_layers=2, attention_heads=4, ffn_dim=48),
     "gpt_neox_japanese": lambda: GPTNeoXJapaneseConfig(  # products of queries and keys of batches and heads in one dim

@@ -239,13 +239,13 @@ def _cached(model: Any) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[b
     """Keys and values of each layer that keeps such, as a run of the model leaves them, of each layer what `are_windows` says, and
     what `shortest_unmasked` does. Raises CompileError where a layer keeps something else."""
     cache = DynamicCache(config=model.config)
-    windows = are_windows(cache)
+    are_windows(cache)
     with evaluating(model), masked_windows() as masked:
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True, **{CACHE: cache})
     for layer in keeping(cache):
         if not layer.is_initialized or layer.keys.dim() != 4:
             raise CompileError(f"{type(model).__name__} keeps more than keys and values in its cache ({type(layer).__name__})")
-    return [(x.keys, x.values) for x in keeping(cache)], windows, shortest_unmasked(cache, masked)
+    return [(x.keys, x.values) for x in keeping(cache)], are_windows(cache), shortest_unmasked(cache, masked)
 
 
 def is_compiled_decoder(compiled: CompiledModel) -> bool:

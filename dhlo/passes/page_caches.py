@@ -236,6 +236,8 @@ class _Paging:
         for op in list(self.block.operations)[:-1]:
             if self.tokens.past.name not in op.mentions() or isinstance(op, Assert):  # of the new sizes, what is required holds too
                 continue
+            if isinstance(op, Iota) and self._count(op, positions):
+                continue
             if not isinstance(op, Full):
                 raise CompileError(f"pages: {op.OPERATION_NAME} depends on how long the past is", where=str(place_of(op)))
             for use in list(op.results[0].uses):
@@ -250,6 +252,17 @@ class _Paging:
                     hint="they are those of all sequences: count positions from the length of the past",
                 )
 
+    def _count(self, op: Any, positions: Any) -> bool:
+        """Gives the argument, and what is added to it, in place of a count of the tokens from the length of the past; whether an op
+        is one."""
+        t, along = from_mlir(op.results[0]), attr(op, "dim")
+        more = (parse(attr(op, "start")) - self.tokens.past).expand()
+        if t.shape[along] != self.tokens.new or t.dtype.name != "i64" or attr(op, "step") != "1" or more.free_symbols:
+            return False
+        with ir.InsertionPoint(op.operation), op.location:
+            op.results[0].replace_all_uses_with(_more(positions, along, more, t))
+        return True
+
     def _count_on(self, user: Any, k: int, value: sympy.Expr, positions: Any) -> None:
         """Gives the argument, and what is added to it, in place of a sum of `value`, operand k, and a count of the tokens."""
         line = line_of(user.operands[1 - k]) if isinstance(user, ew.Add) else None
@@ -261,10 +274,7 @@ class _Paging:
                 "pages: a number depends on how long the past is, and is no token's position", where=str(place_of(user))
             )
         with ir.InsertionPoint(user.operation), user.location:
-            at = build(Broadcast, [positions], {"dims": [along]}, results=[t]).results[0]
-            by = build(Full, [], {"value": show(more)}, results=[t]).results[0]
-            at = build(ew.Add, [at, by]).results[0] if more != 0 else at
-        user.results[0].replace_all_uses_with(at)
+            user.results[0].replace_all_uses_with(_more(positions, along, more, t))
 
     # ------------------------------------------------------------------ sizes
     def _take_bounds(self) -> int:
@@ -465,6 +475,12 @@ class _Paging:
             ranges[row] = (ranges[row][0], None)  # the most was of one sequence
         set_ranges(module, ranges)
         set_user_names(module, {n: x for n, x in user_names(module).items() if n in used} | {s.name: x for s, x in named})
+
+
+def _more(positions: Any, along: int, by: sympy.Expr, t: TensorType) -> Any:
+    """Positions, along a dim of t, and a number."""
+    at = build(Broadcast, [positions], {"dims": [along]}, results=[t]).results[0]
+    return at if by == 0 else build(ew.Add, [at, build(Full, [], {"value": show(by)}, results=[t]).results[0]]).results[0]
 
 
 def _merge_columns(block: Any) -> None:

@@ -210,6 +210,56 @@ def test_tokens_that_see_their_part_of_a_text() -> None:
     check_packed(Parts(), compiled, [2], 1)
 
 
+class Masked(torch.nn.Module):
+    """Attention under a mask that is computed of positions of queries and keys; under none where there is no such function."""
+
+    def __init__(self, sees: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None) -> None:
+        super().__init__()
+        self.sees = sees
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> Any:
+        whole = torch.cat([past, x], 2)
+        own, key = torch.arange(x.shape[2])[:, None] + past.shape[2], torch.arange(past.shape[2] + x.shape[2])[None]
+        mask = None if self.sees is None else self.sees(own, key)
+        return torch.nn.functional.scaled_dot_product_attention(x, whole, whole, mask), whole
+
+
+def exported_masked(module: torch.nn.Module) -> torch.export.ExportedProgram:
+    args = torch.randn(3, 2, 5, 16), torch.randn(3, 2, 7, 16)
+    dims = {0: Dim("batch"), 2: Dim("new")}, {0: Dim("batch"), 2: Dim("past")}
+    return export(module, args, dynamic_shapes=dims, strict=False)
+
+
+DISTANCES: dict[str, tuple[int, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
+    "no less than nothing": (0, lambda own, key: own - key >= 0),
+    "less than one": (0, lambda own, key: key - own < 1),
+    "less than some": (40, lambda own, key: (own - key >= 0) & (own - key < 40)),
+}
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_masks_of_distances(name: str) -> None:
+    window, sees = DISTANCES[name]
+    compiled = dhlo.compile(exported_masked(Masked(sees)), pages={"past": 16})
+    assert json.loads(compiled.metadata)["paging"]["windows"] == [window]
+    check_packed(Masked(sees), compiled, [2], 1)
+
+
+LATER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None] = {
+    "all": None,
+    "the next one": lambda own, key: key <= own + 1,
+    "both sides": lambda own, key: (own - key).abs() < 4,
+    "what is near": lambda own, key: key > own - 4,
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_tokens_that_see_later_ones(name: str) -> None:
+    """How many come at once would say what a token sees."""
+    with pytest.raises(CompileError, match=r"hide the keys of tokens that come later[\s\S]*test_paging.py:"):
+        dhlo.compile(exported_masked(Masked(LATER[name])), pages={"past": 16})
+
+
 class Looked(torch.nn.Module):
     """Attention under part of a constant matrix of who sees whom."""
 

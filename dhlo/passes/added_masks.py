@@ -7,7 +7,7 @@ from typing import Any
 
 from dhlo.ir.dialect import attr, build, defining
 from dhlo.ir.ops import elementwise as ew
-from dhlo.ir.ops.movement import Broadcast, Full, Reshape, number
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Reshape, Slice, Transpose, number
 from dhlo.ir.types import TensorType, from_mlir
 
 __all__ = ["hides", "parts_of", "together", "truth_of"]
@@ -46,12 +46,20 @@ def parts_of(mask: Any) -> Parts:
             return [sees, *bools], added
         case Full() if _number(mask) == 0:
             return [], []
-        case Broadcast() | Reshape() | ew.Copy() | ew.Convert() if from_mlir(op.operands[0]).dtype.is_float:
+        case Broadcast() | Reshape() | Slice() | Transpose() | ew.Copy() | ew.Convert() if from_mlir(op.operands[0]).dtype.is_float:
             bools, added = parts_of(op.operands[0])
             if added == [op.operands[0]]:
                 return [], [mask]
             shape = from_mlir(mask).shape
             return [_like(op, v, shape) for v in bools], [_like(op, v, shape) for v in added]
+        case Concat():
+            each = [parts_of(v) for v in op.operands]
+            numbers = {(len(bools), len(added)) for bools, added in each}
+            if len(numbers) == 1 and numbers != {(0, 1)}:  # which says of each operand no more than it is
+                dim = {"dim": attr(op, "dim")}
+                kinds = (zip(*kind, strict=True) for kind in zip(*each, strict=True))
+                bools, added = ([build(Concat, parts, dim).results[0] for parts in kind] for kind in kinds)
+                return bools, added
     return [], [mask]
 
 
@@ -127,7 +135,8 @@ def _not(v: Any) -> Any:
 
 def _like(op: Any, v: Any, shape: Sequence[Any]) -> Any:
     """v, in the place of the operand of a view, a copy or a conversion."""
-    if not isinstance(op, _VIEWS):
+    if not isinstance(op, (*_VIEWS, Slice, Transpose)):
         return v
-    attrs = {"dims": attr(op, "dims")} if isinstance(op, Broadcast) else {}
+    names = {Broadcast: ("dims",), Slice: ("starts", "steps"), Transpose: ("perm",)}.get(type(op), ())
+    attrs = {name: attr(op, name) for name in names}
     return build(type(op), [v], attrs, results=[from_mlir(v).with_shape(shape)]).results[0]

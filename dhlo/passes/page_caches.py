@@ -345,6 +345,12 @@ class _Paging:
         with ir.InsertionPoint(op.operation), op.location:
             found, mask = self._masked(extra(op, 4), inputs.positions)
             causal = found.past == 0 or self.tokens.single  # whose keys end with the token's own
+            if not causal:
+                raise CompileError(
+                    "pages: attention isn't known to hide the keys of tokens that come later",
+                    where=str(place_of(op)),
+                    hint="what a token sees would depend on how many come at once: hide keys behind it by comparing positions",
+                )
             more = [x for x in (None if mask is None else self._packed(mask), extra(op, 1)) if x is not None]
             keys, values = _read(k, pools), _read(v, pools)
             if _whole(k) != _whole(v):

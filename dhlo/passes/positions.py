@@ -8,9 +8,9 @@ from typing import Any
 
 import sympy
 
-from dhlo.ir.dialect import attr, defining
+from dhlo.ir.dialect import attr, defining, exprs
 from dhlo.ir.ops import elementwise as ew
-from dhlo.ir.ops.movement import Broadcast, Full, Iota, Reshape, Take
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Slice, Take, Transpose
 from dhlo.ir.symbols import is_static, parse
 from dhlo.ir.types import from_mlir
 
@@ -54,10 +54,18 @@ def _seen(v: Any, dims: Dims, positions: Any) -> Seen:
             spread = [dims[d] if s != 1 else None for d, s in zip(attr(op, "dims"), narrow, strict=True)]
             return _seen(op.operands[0], tuple(spread), positions)
         case Reshape():
-            inner = _through_reshape(op, dims)
+            inner = _through_reshape(op, dims) or _of_heads(op, dims)
             return Seen(whole=False) if inner is None else _seen(op.operands[0], inner, positions)
+        case Transpose():
+            perm = attr(op, "perm")
+            return _seen(op.operands[0], tuple(dims[perm.index(d)] for d in range(len(perm))), positions)
         case ew.Copy():
             return _seen(op.operands[0], dims, positions)
+        case Slice() if not {dims[d] for d in _cut(op)} & {_QUERIES, _KEYS}:  # heads
+            return _seen(op.operands[0], dims, positions)
+        case Concat() if dims[attr(op, "dim")] not in (_QUERIES, _KEYS):
+            each = {_seen(v, dims, positions) for v in op.operands}
+            return each.pop() if len(each) == 1 else Seen(whole=False)
         case ew.And():
             return _seen(op.operands[0], dims, positions) & _seen(op.operands[1], dims, positions)
         case ew.Le() | ew.Lt() | ew.Ge() | ew.Gt():
@@ -65,6 +73,13 @@ def _seen(v: Any, dims: Dims, positions: Any) -> Seen:
         case ew.Eq():
             return _of_one_part(op, dims, positions)
     return Seen(whole=False)
+
+
+def _cut(op: Any) -> list[int]:
+    """The dims of which a slice leaves something out."""
+    before, after, starts = from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape, exprs(attr(op, "starts"))
+    each = zip(before, after, starts, attr(op, "steps"), strict=True)
+    return [d for d, (a, b, start, step) in enumerate(each) if a != b or start != 0 or step != 1]
 
 
 def _of_one_part(op: Any, dims: Dims, positions: Any) -> Seen:
@@ -81,9 +96,14 @@ def _of_one_part(op: Any, dims: Dims, positions: Any) -> Seen:
 
 def _compared(op: Any, dims: Dims, positions: Any) -> Seen:
     """A comparison of a key's position with a query's: key - query <= past, or key - query > past."""
-    left, right = (line_of(v, positions) for v in op.operands)
+    sides, by = list(op.operands), sympy.Integer(0)
+    apart, limit = defining(sides[0]), _number(sides[1])
+    if isinstance(apart, ew.Sub) and limit is not None:  # how far they are apart
+        sides, by = list(apart.operands), limit
+    left, right = (line_of(v, positions) for v in sides)
     if left is None or right is None:
         return Seen(whole=False)
+    right = right[0], right[1] + by
     starts = {dims[d]: start for d, start in (left, right)}
     if set(starts) != {_QUERIES, _KEYS}:
         return Seen(whole=False)
@@ -136,6 +156,8 @@ def _line(v: Any, positions: Any) -> _Line | None:
             return _line(op.operands[0], positions)
         case ew.Add() | ew.Sub() | ew.FloorDiv():
             line, by = _line(op.operands[0], positions), _number(op.operands[1])
+            if by is None and isinstance(op, ew.Add):
+                line, by = _line(op.operands[1], positions), _number(op.operands[0])
             if line is None or by is None or line.size != 1:
                 return None
             if isinstance(op, ew.FloorDiv):
@@ -147,9 +169,11 @@ def _line(v: Any, positions: Any) -> _Line | None:
 def _number(v: Any) -> sympy.Expr | None:
     """The size or whole number that all elements of v are."""
     op = defining(v)
-    if not isinstance(op, Full) or not from_mlir(v).dtype.is_int:
-        return None
-    return parse(attr(op, "value"))
+    while isinstance(op, (Broadcast, Reshape, ew.Copy)):
+        op = defining(op.operands[0])
+    if isinstance(op, Iota) and from_mlir(op.results[0]).shape[attr(op, "dim")] == 1:
+        return parse(attr(op, "start"))
+    return parse(attr(op, "value")) if isinstance(op, Full) and from_mlir(v).dtype.is_int else None
 
 
 def _through_reshape(op: Any, dims: Sequence[int | None]) -> Dims | None:
@@ -159,6 +183,14 @@ def _through_reshape(op: Any, dims: Sequence[int | None]) -> Dims | None:
     if [s for s in before if s != 1] != [s for s in after if s != 1]:
         return None
     return tuple(left.pop(0) if s != 1 else None for s in before)
+
+
+def _of_heads(op: Any, dims: Sequence[int | None]) -> Dims | None:
+    """Dims of the operand of a reshape of batch and heads alone."""
+    before, after = from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape
+    if tuple(dims[-2:]) != (_QUERIES, _KEYS) or before[-2:] != after[-2:]:
+        return None
+    return (*[None] * (len(before) - 2), _QUERIES, _KEYS)
 
 
 def end_of_positions(block: Any, positions: Collection[Any]) -> int:

@@ -24,12 +24,15 @@ class Attention(torch.nn.Module):
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         rng, n, m = random.Random(self.seed), q.shape[2], k.shape[2]
+        distances = random.Random(-self.seed)
         mask = torch.ones(1, 1, dtype=torch.bool)
         for _ in range(rng.choice((1, 1, 2, 3))):
             queries = torch.arange(n)[:, None] + (m - n if rng.random() < 0.7 else 0) + rng.choice((0, 0, 0, 1, -2, 3))
             keys = torch.arange(m)[None] + rng.choice((0, 0, 0, 1, -1))
             sides = [queries[:1] if rng.random() < 0.15 else queries, keys]
             rng.shuffle(sides)
+            if distances.random() < 0.4:
+                sides = [sides[0] - sides[1], torch.tensor(distances.choice((0, 0, 1, -2)))]
             mask = mask & rng.choice((operator.le, operator.lt, operator.ge, operator.gt))(*sides)
         if rng.random() < 0.4:
             mask = mask & real[:, None, None]

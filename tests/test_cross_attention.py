@@ -295,8 +295,9 @@ class Masked(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cross: torch.Tensor) -> Any:
         x = torch.nn.functional.one_hot(input_ids, 8).float()[:, None]
+        own = torch.arange(x.shape[2])[:, None] + keys.shape[2]
         keys, values = torch.cat([keys, x], 2), torch.cat([values, x], 2)
-        y = torch.nn.functional.scaled_dot_product_attention(x, keys, values)
+        y = torch.nn.functional.scaled_dot_product_attention(x, keys, values, torch.arange(keys.shape[2])[None] <= own)
         seen = torch.arange(cross.shape[2]) > 2
         return torch.nn.functional.scaled_dot_product_attention(y, cross, cross, attn_mask=seen[None]), keys, values
 

@@ -16,6 +16,7 @@ import sympy
 
 from dhlo.codegen.elementwise.float8 import FLOAT8, from_float8, to_float8
 from dhlo.codegen.elementwise.index import Index, IndexMath
+from dhlo.codegen.elementwise.lines import line
 from dhlo.codegen.elementwise.philox import emit_word
 from dhlo.codegen.elementwise.rules import emit_op, narrow, round_to, splat, with_plain_nans, wrap
 from dhlo.codegen.kernel_ir.builder import BITS, F64, I1, I8, I32, I64, PTR, Fn, V
@@ -434,25 +435,45 @@ class Emitter(IndexMath):
             self._checked[-1][known] = self._checked_index(i, size, op)
         return self._checked[-1][known]
 
+    def line(self, v: Any, idx: Sequence[Index], size: sympy.Expr, op: Any) -> tuple[Index, V] | None:
+        i = line(self, v, idx)
+        if i is None:
+            return None
+        fn, n = self.fn, self.fn.i64(self.size(size))
+        if self.mask is None:
+            first = fn.i64(i.base)
+            ok = fn.and_(fn.cmp("ult", first, n), fn.cmp("ult", fn.add(first, (fn.lanes - 1) * i.step), n))
+        else:
+            ok = fn.not_(fn.reduce("or", self._outside(fn.cmp("ult", self.lanes(i), n))))
+        with fn.when(fn.not_(ok)):
+            x = self.lanes(i)
+            self._record(x, self._outside(fn.cmp("ult", x, n)), n, op)
+        return i, ok
+
+    def _outside(self, ok: V) -> V:
+        """The active lanes for which a condition doesn't hold."""
+        return self.fn.not_(ok) if self.mask is None else self.fn.and_(self.fn.not_(ok), self.mask)
+
+    def _record(self, i: V, bad: V | None, n: V, op: Any) -> None:
+        """Notes an index that is out of range, of a vector the least where `bad` says so."""
+        fn, cell = self.fn, self.args.get(("errors", self.check_of(op)))
+        worst = i if bad is None else fn.reduce("minsi", fn.select(bad, i, fn.const((1 << 63) - 1, i.type)))
+        fn.store(worst, cell)
+        fn.store(n, fn.gep(cell, 1, I64))
+        fn.store(fn.const(1, I64), fn.gep(cell, 2, I64))
+
     def _checked_index(self, i: V, size: sympy.Expr, op: Any) -> Index:
         fn, n = self.fn, self.size(size)
         i = fn.cast(i, I64)
         n_v = fn.i64(n)
         j = fn.select(fn.cmp("lt", i, 0), fn.add(i, n_v), i) if "wrap" in op.attributes and attr(op, "wrap") else i
         ok = fn.cmp("ult", j, n_v)
-        cell = self.args.get(("errors", self.check_of(op)))
-        if j.lanes:
-            bad = fn.not_(ok) if self.mask is None else fn.and_(fn.not_(ok), self.mask)
-            anybad = fn.reduce("or", bad)
-            worst = fn.reduce("minsi", fn.select(bad, i, fn.const((1 << 63) - 1, i.type)))
-        else:
-            anybad, worst = fn.not_(ok), i
-            if self.partial and self.mask is not None:
-                anybad = fn.and_(anybad, fn.reduce("or", self.mask))
+        bad = self._outside(ok) if j.lanes else None
+        anybad = fn.not_(ok) if bad is None else fn.reduce("or", bad)
+        if bad is None and self.partial and self.mask is not None:
+            anybad = fn.and_(anybad, fn.reduce("or", self.mask))
         with fn.when(anybad):
-            fn.store(worst, cell)
-            fn.store(n_v, fn.gep(cell, 1, I64))
-            fn.store(fn.const(1, I64), fn.gep(cell, 2, I64))
+            self._record(i, bad, n_v, op)
         safe = fn.select(ok, j, fn.const(0, j.type))
         return Index(0, vec=safe, rising=any(map(rises, op.operands[1:]))) if safe.lanes else Index(safe)
 

@@ -1,6 +1,7 @@
 """Ops that only say where an element comes from: constants, views, joins, lookups. Each is a rule from result to operand index."""
 
 # ruff: noqa: E704
+import functools
 from typing import Any
 
 import torch
@@ -110,11 +111,14 @@ class Broadcast(Movement, name="broadcast"):
             view[d] = args[0].shape[i]
         return [args[0].reshape(view).expand(shape)]
 
-    def pull(self, em: Elements, idx: list[Position]) -> Element:
+    def source(self, em: Elements, idx: list[Position]) -> list[Position]:
+        """Where the operand's element stands."""
         src, dst = from_mlir(self.operands[0]), from_mlir(self.results[0])
         dims = attr(self, "dims")
-        at = [em.zero if src.shape[i] == 1 and dst.shape[d] != 1 else idx[d] for i, d in enumerate(dims)]
-        return em.value(self.operands[0], at)
+        return [em.zero if src.shape[i] == 1 and dst.shape[d] != 1 else idx[d] for i, d in enumerate(dims)]
+
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
+        return em.value(self.operands[0], self.source(em, idx))
 
 
 class Slice(Movement, name="slice"):
@@ -372,12 +376,26 @@ class Take(Op, name="take"):
         n = from_mlir(index[0]).rank
         where, rest = idx[at : at + n], [*idx[:at], *idx[at + n :]]
         src: list[Any] = []
-        for d in range(len(src_shape)):
-            src.append(em.lookup(em.value(index[dims.index(d)], where), src_shape[d], self) if d in dims else rest.pop(0))
-        some = em.nonempty([src_shape[d] for d in dims])
-        if some is None:
+        inside: list[Element] = []
+        loose: list[Expr] = []  # dims whose positions are made safe one by one, for which there has to be an element
+        for d, size in enumerate(src_shape):
+            if d not in dims:
+                src.append(rest.pop(0))
+                continue
+            v = index[dims.index(d)]
+            line = None if attr(self, "wrap") else em.line(v, where, size, self)
+            if line is None:
+                src.append(em.lookup(em.value(v, where), size, self))
+                loose.append(size)
+            else:
+                src.append(line[0])
+                inside.append(line[1])
+        some = em.nonempty(loose)
+        conditions = inside if some is None else [*inside, some]
+        if not conditions:
             return em.value(x, src)
-        return em.guarded(some, lambda: em.value(x, src), em.constant(0, from_mlir(x).dtype))
+        there = functools.reduce(em.both, conditions)
+        return em.guarded(there, lambda: em.value(x, src), em.constant(0, from_mlir(x).dtype))
 
 
 def concrete(t: TensorType) -> list[int]:

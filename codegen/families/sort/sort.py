@@ -1,4 +1,7 @@
-"""Sorted lines and their best elements: short lines by rank, long ones by radix, a filter where few are wanted."""
+"""Sorted lines and their best elements: short lines by rank, long ones by radix, where few are wanted behind a filter.
+
+Where at most a vector of elements is wanted, a bound is found first: a line's first elements fall in groups, two vectors of them,
+and the k-th best of the groups' bests isn't before the line's k-th best. About as many elements as are wanted lie within it."""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from dhlo.codegen.families.kernel import Launch, finish
 from dhlo.codegen.families.lines import Lines, OpKernel, lanes_at
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.families.sort.radix import BUCKETS, digits, emit_radix_sort, key_of, key_type
-from dhlo.codegen.kernel_ir.builder import BITS, I32, I64, V
+from dhlo.codegen.kernel_ir.builder import BITS, I32, I64, PTR, V
 from dhlo.ir.dialect import Op, attr
 from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import is_static
@@ -21,8 +24,11 @@ __all__ = ["lower_sort", "lower_topk"]
 
 SHORT = 128  # elements of a line whose ranks are counted by comparing all pairs
 ROOM = 256  # candidates beyond 2 k that the filter collects before it sorts them; at least SHORT
+PREFIX = 4096  # elements of a line that bound where its few best are
 UNROLL = 4
 SLACK_VECTORS = 2  # past the end of a buffer, which whole vectors may touch
+_SHORT_VECTORS = 3  # of a line whose elements are ranked at once where a few are wanted
+_GROUPS = 2  # vectors of groups of the prefix, at least twice as many as are wanted
 
 
 class _Sort(OpKernel):
@@ -36,6 +42,8 @@ class _Sort(OpKernel):
         self.k = self.out.n
         self.key, self.descending = key_type(self.dtype), descending
         self.all = self.k == self.lines.n
+        few = not self.all and is_static(self.k) and self.k <= self.fn.lanes
+        self.short = _SHORT_VECTORS * self.fn.lanes if few else SHORT
         self.capacity = self.lines.n if self.all else sympy.Min(self.lines.n, 2 * self.k + ROOM)
         self.src, self.values, self.index = self.operand(0), self.result(0), self.result(1)
         self._buffers()
@@ -64,7 +72,7 @@ class _Sort(OpKernel):
         with fn.loop(self.begin, self.end) as item:
             start, to = self.line_start(item.iv, self.lines), self.line_start(item.iv, self.out)
             if is_static(n):
-                (self.by_rank if int(n) <= SHORT else self.by_radix)(start, to)
+                (self.by_rank if int(n) <= self.short else self.long)(start, to)
             else:
 
                 def short() -> list[V]:
@@ -72,10 +80,10 @@ class _Sort(OpKernel):
                     return []
 
                 def long() -> list[V]:
-                    self.by_radix(start, to)
+                    self.long(start, to)
                     return []
 
-                fn.if_else(fn.cmp("le", self.size(n), SHORT), short, long, [])
+                fn.if_else(fn.cmp("le", self.size(n), self.short), short, long, [])
         count = self.lines.outer * self.lines.inner
         if not is_static(self.k) or self.k == 0:
             count = count * sympy.Min(self.k, 1)
@@ -91,10 +99,19 @@ class _Sort(OpKernel):
             return []
 
         lanes_at(self, 0, n, [], collect)
+        self.ranks(n)
+        with fn.loop(0, n) as lp:  # scalar stores beat scattering vectors
+            rank = fn.cast(fn.load(fn.gep(self.pos2, lp.iv, I32), I32), I64)
+            fn.store(fn.cast(lp.iv, I32), fn.gep(self.pos, rank, I32))
+        self.output(start, to, self.pos)
+
+    def ranks(self, n: V) -> None:
+        """Writes to the second positions how many of the first n keys, which are padded to whole vectors, come before each."""
+        fn = self.fn
         padded = fn.and_(fn.add(n, fn.lanes - 1), -fn.lanes)  # what pads the last vector comes after everything
         zero = fn.const(0, fn.vec(I32))
 
-        def place(i: V, _: Sequence[V]) -> list[V]:
+        def place(i: V) -> None:
             mine = fn.load(fn.gep(self.keys, i, self.key), fn.vec(self.key))
             position = fn.add(fn.splat(fn.cast(i, I32)), fn.iota(I32))
 
@@ -121,13 +138,9 @@ class _Sort(OpKernel):
             )
             rank = count(after, padded, rank, lambda o, j: fn.cmp("ult", o, mine))
             fn.store(rank, fn.gep(self.pos2, i, I32))
-            return []
 
-        lanes_at(self, 0, n, [], place)
-        with fn.loop(0, n) as lp:  # scalar stores beat scattering vectors
-            rank = fn.cast(fn.load(fn.gep(self.pos2, lp.iv, I32), I32), I64)
-            fn.store(fn.cast(lp.iv, I32), fn.gep(self.pos, rank, I32))
-        self.output(start, to, self.pos)
+        with fn.loop(0, padded, fn.lanes) as lp, self.em.scope():
+            place(lp.iv)
 
     def output(self, start: V, to: V, pos: V) -> None:
         """Writes the k elements whose positions are given."""
@@ -145,6 +158,68 @@ class _Sort(OpKernel):
         lanes_at(self, 0, self.size(self.k), [], body)
 
     # ------------------------------------------------------------------ long lines
+    def long(self, start: V, to: V) -> None:
+        """A few are looked for among what isn't beyond a bound, all others are sorted."""
+        fn, k = self.fn, self.size(self.k)
+        if self.all or (is_static(self.k) and int(self.k) > fn.lanes):
+            self.by_radix(start, to)
+            return
+
+        def sifted() -> list[V]:
+            bound = self.bound(start)
+            none = fn.cmp("eq", bound, -1)  # nothing is beyond it
+            fn.if_else(none, lambda: sorted_(), lambda: few(fn.add(bound, 1)), [])
+            return []
+
+        def sorted_() -> list[V]:
+            self.by_radix(start, to)
+            return []
+
+        def few(bound: V) -> list[V]:
+            self.by_bound(start, to, bound)
+            return []
+
+        if is_static(self.k):
+            sifted()
+        else:
+            fn.if_else(fn.cmp("le", k, fn.lanes), sifted, sorted_, [])
+
+    def bound(self, start: V) -> V:
+        """A key that isn't before the k-th best of the line, k being at most a vector: that of the bests of as many groups of the
+        line's first elements as two vectors have lanes."""
+        fn, groups = self.fn, _GROUPS * self.fn.lanes
+        last = fn.and_(fn.min(self.size(self.lines.n), PREFIX), -groups)
+        with fn.loop(0, last, groups, [fn.const(-1, fn.vec(self.key))] * _GROUPS) as lp, self.em.scope():
+            found = [self.key_at(start, fn.add(lp.iv, g * fn.lanes)) for g in range(_GROUPS)]
+            lp.yield_(*(fn.select(fn.cmp("ult", x, best), x, best) for x, best in zip(found, lp.carried, strict=True)))
+        for g, best in enumerate(lp.results):
+            fn.store(best, fn.gep(self.keys, g * fn.lanes, self.key))
+        self.ranks(fn.i64(groups))
+        wanted = fn.splat(fn.cast(fn.sub(self.size(self.k), 1), I32))
+        bound = fn.const(0, fn.vec(self.key))
+        for g, best in enumerate(lp.results):
+            rank = fn.load(fn.gep(self.pos2, g * fn.lanes, I32), fn.vec(I32))
+            bound = fn.select(fn.cmp("eq", rank, wanted), best, bound)
+        return fn.reduce("or", bound)
+
+    def by_bound(self, start: V, to: V, bound: V) -> None:
+        """Collects the line's keys before `bound`, at least k, and sorts these."""
+        fn = self.fn
+        count = self.filter(start, fn.i64(0), fn.i64(0), bound)
+
+        def few() -> list[V]:
+            fn.store(fn.const(-1, fn.vec(self.key)), fn.gep(self.keys, count, self.key))
+            self.ranks(count)
+            with fn.loop(0, count) as lp:
+                rank = fn.cast(fn.load(fn.gep(self.pos2, lp.iv, I32), I32), I64)
+                fn.store(fn.load(fn.gep(self.pos, lp.iv, I32), I32), fn.gep(self.keys2, rank, I32))
+            return [self.keys2]
+
+        def many() -> list[V]:
+            return [fn.select(self.sort(count), self.pos2, self.pos)]
+
+        self.output(start, to, fn.if_else(fn.cmp("le", count, SHORT), few, many, [PTR])[0])
+
     def by_radix(self, start: V, to: V) -> None:
         fn, room = self.fn, self.size(self.capacity)
 
@@ -157,7 +232,11 @@ class _Sort(OpKernel):
         count = room
         if not self.all:
             n = self.size(self.lines.n)
-            count = fn.if_else(fn.cmp("lt", room, n), lambda: [self.filter(start, room, n)], lambda: [room], [I64])[0]
+
+            def filtered() -> list[V]:
+                return [self.filter(start, room, self.size(self.k), self.keep_best(room))]
+
+            count = fn.if_else(fn.cmp("lt", room, n), filtered, lambda: [room], [I64])[0]
         swapped = self.sort(count)
         self.output(start, to, fn.select(swapped, self.pos2, self.pos))
 
@@ -177,10 +256,10 @@ class _Sort(OpKernel):
                 fn.store(fn.load(fn.gep(a, lp.iv, ty), fn.vec(ty)), fn.gep(b, lp.iv, ty))
         return fn.load(fn.gep(self.keys, fn.sub(k, 1), self.key), self.key)
 
-    def filter(self, start: V, room: V, n: V) -> V:
-        """Goes through the rest of the line, collecting what beats the k-th best of what was sorted last. Returns the
-        number of candidates."""
-        fn, k = self.fn, self.size(self.k)
+    def filter(self, start: V, first: V, count: V, bound: V) -> V:
+        """Goes through the line from element `first` on, adding what is before the bound to `count` candidates; the k-th best is
+        the bound whenever these had to be sorted. Returns their number."""
+        fn, k, room = self.fn, self.size(self.k), self.size(self.capacity)
         lanes = fn.alloca(fn.lanes, self.key)
 
         def body(i: V, carried: Sequence[V]) -> list[V]:
@@ -201,8 +280,7 @@ class _Sort(OpKernel):
 
             return fn.if_else(fn.reduce("or", hit), collect, lambda: [count, bound], [I64, self.key])
 
-        bound = self.keep_best(room)
-        return lanes_at(self, room, n, [k, bound], body)[0]
+        return lanes_at(self, first, self.size(self.lines.n), [count, bound], body)[0]
 
 
 def lower_sort(low: Lowering, group: Group, op: Op) -> Launch:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from dhlo.profile import Profile
 
 __all__ = ["CompiledModel"]
+
+_FIRST = operator.itemgetter(0)
 
 
 class CompiledModel:
@@ -69,7 +72,7 @@ class CompiledModel:
         self._shared = shared or Shared(model, calls, artifact)
         tensors = all(s.type is not None and s.scalar is None for s in self._inputs)
         self._plain_in = tensors and _is_flat(self._in_spec, len(self._inputs))
-        self._plain_out = _plain(self._out_spec, self._outputs)
+        self._plain_out: Any = _plain(self._out_spec, self._outputs)  # callable where calls are plain
         self._plain_call = self._plain_in and self._plain_out is not None and not self._grown and not self._updates
 
     # ------------------------------------------------------------------ entries
@@ -101,7 +104,7 @@ class CompiledModel:
             results = session(args)
         except (RuntimeError, TypeError, ValueError) as e:
             raise translate(e) from e.__cause__
-        return results[0] if self._plain_out == "tensor" else tuple(results)
+        return self._plain_out(results)
 
     def run(
         self,
@@ -139,14 +142,10 @@ class CompiledModel:
         except (RuntimeError, TypeError, ValueError) as e:
             raise translate(e) from e.__cause__
         if plain:
-            return results[0] if self._plain_out == "tensor" else tuple(results)
+            return self._plain_out(results)
         if self._updates:
             self._note_updates(args, kwargs)
-        if self._plain_out == "tensor":
-            return results[0]
-        if self._plain_out == "tuple":
-            return tuple(results)
-        return self._unflatten(results, leaves)
+        return self._unflatten(results, leaves) if self._plain_out is None else self._plain_out(results)
 
     def _read_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The tensors of a call, checked as far as the runtime can't. Raises ContractError."""
@@ -421,15 +420,19 @@ def _is_flat(spec: Any, n: int) -> bool:
     return args.num_children == n and all(c.is_leaf() for c in args.children()) and kwargs.num_leaves == 0
 
 
-def _plain(spec: Any, outputs: Sequence[OutputSpec]) -> str | None:
-    """'tensor' or 'tuple' where results can be handed out as they are."""
+def _plain(spec: Any, outputs: Sequence[OutputSpec]) -> Callable[[list[torch.Tensor]], Any] | None:
+    """What makes a call's result of the tensors, where these are the leaves of one node, in order; None where it takes more."""
     if any(s.index != i or s.scalar or s.grown for i, s in enumerate(outputs)):
         return None
     if spec is None:
-        return "tensor" if len(outputs) == 1 else "tuple"
+        return _FIRST if len(outputs) == 1 else tuple
     if spec.is_leaf():
-        return "tensor"
-    return "tuple" if spec.type is tuple and all(c.is_leaf() for c in spec.children()) else None
+        return _FIRST
+    node = pytree.SUPPORTED_NODES.get(spec.type)
+    if node is None or spec.num_children != len(outputs) or not all(c.is_leaf() for c in spec.children()):
+        return None
+    make, context = node.unflatten_fn, spec.context
+    return tuple if spec.type is tuple else lambda results: make(results, context)
 
 
 def _kind(x: Any) -> str:

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import io
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -291,6 +291,32 @@ def test_arguments_of_all_kinds() -> None:
     args = lambda: ((rn(3, 4), rn(3, 4)), {"flag": True, "w": rn(3, 4), "z": (rn(3, 4),)})
     a, k = args()
     check(Anything(), export(Anything(), a, k), args(), args())
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.aminmax(x),
+        lambda x: x.sort(-1),
+        lambda x: Pair(x + 1, x * 2),
+        lambda x: [x + 1, x * 2],
+        lambda x: {"b": x + 1, "a": x * 2},
+        lambda x: collections.OrderedDict(b=x + 1, a=x * 2),
+        lambda x: Batch(x + 1, x * 2),
+        lambda x: Pair(x + 1),
+        lambda x: (x + 1,),
+    ],
+)
+def test_results_of_one_structure(f: Callable[[torch.Tensor], Any]) -> None:
+    model = dhlo.compile(export(pick(f), (rn(3, 4),), dynamic_shapes=(({0: D},),)), cache="")
+    for n in (3, 1):
+        x = rn(n, 4)
+        y, z = model(x), f(x)
+        assert type(y) is type(z)
+        if isinstance(y, Batch):
+            y, z = dataclasses.asdict(y), dataclasses.asdict(z)
+        assert not isinstance(y, dict) or list(y) == list(z)
+        torch.testing.assert_close(y, z, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("strict", [False, True])

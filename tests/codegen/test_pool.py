@@ -229,6 +229,14 @@ def test_max_pool_of_other_types(elem: str) -> None:
         ((1, 2, 4, 5, 37), (2, 5, 3)),
         ((0, 2, 5, 5), (2, 2)),
         ((1, 2, 5, 5), (0, 2)),
+        ((1, 2, 5, 5), (2, 0)),
+        ((2, 3, 500), (50,)),  # windows of 10 columns, read by vectors
+        ((1, 2, 1600), (7,)),
+        ((1, 3, 40, 224), (20, 112)),  # windows of 2, a vector of them at a time
+        ((1, 2, 33, 47), (16, 17)),
+        ((1, 2, 2, 5), (3, 40)),
+        ((1, 2, 100), (99,)),
+        ((2, 1, 3, 9, 100), (2, 4, 16)),
     ],
 )
 def test_adaptive_pools_match_pytorch(shape: tuple[int, ...], outs: tuple[int, ...]) -> None:

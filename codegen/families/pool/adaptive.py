@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dhlo.codegen.families.box import grain_of
+from dhlo.codegen.families.pool.adaptive_rows import AdaptiveRows, rows_scratch
 from dhlo.codegen.families.pool.rows import accumulator, load_float
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
@@ -34,10 +35,17 @@ class AdaptivePool:
         """The kernel's symbol."""
         return f"pool_adaptive_{self.kind}_{self.elem}{'_indices' if self.indices else ''}"
 
+    @property
+    def rows_name(self) -> str:
+        """The symbol of the kernel of rows of several outputs, of values alone."""
+        return f"pool_adaptive_{self.kind}_{self.elem}_rows"
+
     def emit_kernels(self, module: KernelModule) -> None:
-        """Adds the kernel to the module, once."""
+        """Adds the kernels to the module, once."""
         if self.name not in module.functions:
             _AdaptiveKernel(self, module).emit()
+        if not self.indices and self.rows_name not in module.functions:
+            AdaptiveRows(self, module).emit()
 
     def emit_launch(
         self,
@@ -57,9 +65,24 @@ class AdaptivePool:
         with f.when(f.cmp("gt", count, 0)):
             elements = f.mul(f.mul(sizes[0], sizes[1]), sizes[2])
             windows = f.mul(f.mul(outs[0], outs[1]), outs[2])
-            grain = grain_of(host, f.mul(f.add(f.divu(elements, windows), _WINDOW_POINTS), _POINT_WORK))
-            pointers = [x, out, indices if self.indices and indices is not None else out]
-            host.launch(self.name, [*pointers, *sizes, *outs], count, grain)
+            work = f.mul(f.add(f.divu(elements, windows), _WINDOW_POINTS), _POINT_WORK)
+            if self.indices:
+                pointers = [x, out, indices if indices is not None else out]
+                host.launch(self.name, [*pointers, *sizes, *outs], count, grain_of(host, work))
+                return
+
+            def one() -> list[V]:
+                host.launch(self.name, [x, out, out, *sizes, *outs], count, grain_of(host, work))
+                return []
+
+            def several() -> list[V]:
+                column, beside = rows_scratch(self, host.module.target.lanes(accumulator(self.elem)))
+                scratch = f.add(f.mul(sizes[2], column), beside)
+                grain = grain_of(host, f.mul(work, outs[2]))
+                host.launch(self.rows_name, [x, out, *sizes, *outs], f.divu(count, outs[2]), grain, scratch)
+                return []
+
+            f.if_else(f.cmp("eq", outs[2], 1), one, several, [])
 
 
 class _AdaptiveKernel:

@@ -9,6 +9,7 @@ import sympy
 
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, rows, vectors
+from dhlo.codegen.families.loops.merged import merged_dims
 from dhlo.codegen.families.loops.narrow import Narrow, before_reshapes
 from dhlo.codegen.families.loops.transpose import Turned
 from dhlo.codegen.kernel_ir.builder import KernelModule, V
@@ -91,7 +92,13 @@ def _nested(k: GroupKernel, values: list[Value], cost: int) -> Launch:
     fn, em, shape = k.fn, k.em, from_mlir(values[0]).shape
     dims = [d for d, s in enumerate(shape) if s != 1]
 
+    merged: tuple[int, ...] = ()  # trailing dims that are gone through as one
+
     def store(at: dict[int, Index]) -> None:
+        if merged:
+            i = at[merged[-1]]
+            tail = shape[merged[0] :]
+            at = {**at, **{d: Index(i.base, i.step, i.vec, i.multiple, (i, n, tail)) for n, d in enumerate(merged)}}
         idx = [at.get(d, em.zero) for d in range(len(shape))]
         for r, v in enumerate(values):
             x = em.value(v, idx)
@@ -103,21 +110,25 @@ def _nested(k: GroupKernel, values: list[Value], cost: int) -> Launch:
         return Launch(finish(k, "loops"), k.args.slots, sympy.Integer(1), sympy.Integer(1), lookups=k.lookups)
     *outer, lane = dims
     turned = Turned.of(k, lane) if values is k.yields else None
+    if turned is None and not (is_static(shape[lane]) and shape[lane] >= BLOCK) and (count := merged_dims(k, values)) > 1:
+        merged = tuple(range(len(shape) - count, len(shape)))
+        outer, lane = [d for d in outer if d not in merged], merged[-1]
+    length = product([shape[d] for d in merged]) if merged else shape[lane]
     per_item = {d: fn.lanes if turned is not None and d == turned.dim else 1 for d in outer}
-    blocks = ceil_div(shape[lane], BLOCK)
+    blocks = ceil_div(length, BLOCK)
     sizes = [*(ceil_div(shape[d], n) if n > 1 else shape[d] for d, n in per_item.items()), blocks]
     with rows(em, fn.args[1], fn.args[2], sizes) as item:
         *row, block = item
         at = dict(zip(outer, row, strict=True))
         lo = fn.mul(em.position(block), BLOCK)
-        hi = fn.min(fn.add(lo, BLOCK), fn.i64(em.size(shape[lane])))
+        hi = fn.min(fn.add(lo, BLOCK), fn.i64(em.size(length)))
         if turned is None:
             _by_parts(k, shape, lane, lo, hi, lambda i: store({**at, lane: i}))
         else:
             start = fn.mul(em.position(at.pop(turned.dim)), fn.lanes)
             with fn.loop(lo, hi, fn.lanes) as lp, em.scope():
                 turned.block(at, start, Index(lp.iv, 1, multiple=fn.lanes), hi, store)
-    work = sympy.Min(shape[lane], BLOCK) * cost * max(per_item.values(), default=1)
+    work = sympy.Min(length, BLOCK) * cost * max(per_item.values(), default=1)
     scratch = sympy.Integer(turned.scratch_bytes if turned is not None else 0)
     return Launch(finish(k, "loops"), k.args.slots, product(sizes), work, scratch, k.lookups)
 

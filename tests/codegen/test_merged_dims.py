@@ -1,0 +1,108 @@
+"""Loops that go through trailing dims as one, where nothing asks for an element's place in one of them; and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.export import Dim, export
+
+import dhlo
+from tests.test_memory_bounds import guarded
+
+A: Any = Dim.AUTO
+
+
+class Call(torch.nn.Module):
+    def __init__(self, f: Callable[..., Any]) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, *args):
+        return self.f(*args)
+
+
+def column(s: Tensor) -> Tensor:
+    return s[:, None, None]
+
+
+FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "by channel": lambda x, s: x * column(s) + column(s.abs()),
+    "residual": lambda x, s: (x * column(s) + x).relu(),
+    "shuffled": lambda x, s: F.channel_shuffle(x, 2) * 2,
+    "joined": lambda x, s: torch.cat([x * column(s), x, x + 1], 1) * 3,
+    "joined images": lambda x, s: torch.cat([x, x * column(s)], 0),
+    "joined rows": lambda x, s: torch.cat([x, x * column(s)], 2) + 1,
+    "reversed channels": lambda x, s: x.flip(1) + x,
+    "reversed columns": lambda x, s: x.flip(-1) + x,
+    "reversed rows": lambda x, s: x.flip(-2) * column(s),
+    "channels": lambda x, s: x[:, 1:3] * 2,
+    "rows": lambda x, s: x[:, :, 1:] * column(s),
+    "every other": lambda x, s: x[:, ::2] + x[:, 1::2],
+    "looked up": lambda x, s: x[:, torch.tensor([2, 0, 3, 3, 1])] * 2,
+    "looked up rows": lambda x, s: x.index_select(2, torch.arange(x.shape[2]).flip(0)) + x,
+    "transposed": lambda x, s: (x[..., None] + x[..., None, :]).transpose(0, 1) * 2,
+    "images and channels": lambda x, s: x.transpose(0, 1) * s[:, None, None, None],
+    "one image": lambda x, s: x[:1] + x,
+    "one row": lambda x, s: x[:, :, :1] + x,
+    "one column": lambda x, s: x[..., :1] * x,
+    "one element": lambda x, s: x[..., :1, :1] - x,
+    "columns": lambda x, s: x * torch.arange(x.shape[-1], dtype=torch.float32),
+    "rows' numbers": lambda x, s: x + torch.arange(x.shape[-2])[:, None],
+    "channels' numbers": lambda x, s: x.flip(0) + column(torch.arange(x.shape[1])),
+    "flat": lambda x, s: (x.flatten(2) * s[:, None]).unflatten(2, (x.shape[2], x.shape[3])).flip(0),
+    "folded": lambda x, s: (x * column(s)).flatten(0, 1).flip(0) + 1,
+    "padded": lambda x, s: F.pad(x, (0, 0, 0, 0, 1, 2)) + 1,
+    "padded columns": lambda x, s: F.pad(x, (1, 2, 3, 1), value=2.0) + 1,
+    "tril": lambda x, s: x.tril() * column(s),
+    "several": lambda x, s: (x * column(s), x.flip(0) - column(s), (x > column(s)).flip(1)),
+    "wide": lambda x, s: (x.bfloat16() * column(s).bfloat16(), (x * column(s)).to(torch.int64)),
+}
+SHAPES = (
+    (2, 4, 3, 5),
+    (1, 4, 1, 7),
+    (3, 4, 7, 1),
+    (2, 4, 14, 14),
+    (1, 4, 1, 1),
+    (2, 4, 33, 65),
+    (1, 4, 5, 1025),
+    (0, 4, 3, 3),
+    (2, 4, 3, 0),
+)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_sizes_of_the_call(name: str) -> None:
+    torch.manual_seed(0)
+    f, example = FORMS[name], (torch.randn(5, 4, 6, 7), torch.randn(4))
+    sizes = ({0: Dim("n", min=0), 2: Dim("h", min=0), 3: Dim("w", min=0)}, None)
+    try:
+        model = dhlo.compile(export(Call(f), example, dynamic_shapes=(sizes,)))
+    except Exception:  # where torch.export finds a size that isn't any one
+        model = dhlo.compile(export(Call(f), example, dynamic_shapes=(({0: A, 2: A, 3: A}, None),)))
+    done = 0
+    for shape in SHAPES:
+        x, s = torch.randn(shape), torch.randn(4)
+        if x.numel():
+            x.view(-1)[0] = torch.nan
+            x = guarded(x)
+        try:
+            y = model(x, s)
+        except dhlo.ContractError:
+            continue
+        done += 1
+        torch.testing.assert_close(y, f(x, s), rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert done >= 3
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("shape", [(2, 4, 7, 7), (1, 4, 1, 40), (2, 4, 16, 16)])
+def test_static_sizes(name: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    f, args = FORMS[name], (torch.randn(shape), torch.randn(4))
+    model = dhlo.compile(export(Call(f), args))
+    torch.testing.assert_close(model(*args), f(*args), rtol=1e-5, atol=1e-5, equal_nan=True)

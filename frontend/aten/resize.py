@@ -56,20 +56,25 @@ def _pad(b: OpBuilder, x: Value, pad: Sequence[Any], mode: str = "constant", val
     if mode == "constant":
         return _constant_pad(b, x, pad, value or 0)
     low, high = amounts(b, x, pad)
-    for d, (lo, hi) in enumerate(zip(low, high, strict=True)):
+    parts = [x]  # side by side along the last dim, which comes first: elsewhere places of rows are looked up, in each of them
+    last = b.rank(x) - 1
+    for d in (last, *range(last)):
+        lo, hi = low[d], high[d]
         if mode == "circular":  # what is cut off isn't repeated
-            x, lo, hi = _cropped(b, x, d, lo, hi)
-        n = b.shape(x)[d]
+            cropped = [_cropped(b, x, d, lo, hi) for x in parts]
+            parts, (_, lo, hi) = [x for x, *_ in cropped], cropped[0]
+        n = b.shape(parts[0])[d]
         for p in (lo, hi) if mode == "circular" else ():
             b.require(sympy.Le(p, n), "padding would wrap around more than once")
         if (lo, hi) == (0, 0):
             continue
-        if d < b.rank(x) - 1 or not (b.dims.nonnegative(lo) and b.dims.nonnegative(hi)):  # rows; what may cut something off
-            x = b.take(x, [padded_places(b, n, -lo, lo + n + hi, mode)], [d], d)
+        if d < last or not (b.dims.nonnegative(lo) and b.dims.nonnegative(hi)):  # rows; what may cut something off
+            places = padded_places(b, n, -lo, lo + n + hi, mode)
+            parts = [b.take(x, [places], [d], d) for x in parts]
         else:  # along vectors, which copy what isn't repeated as it lies
-            before, after = _ends(b, x, lo, hi, mode)
-            x = b.concat([*([before] if lo != 0 else []), x, *([after] if hi != 0 else [])], d)
-    return x
+            before, after = _ends(b, parts[0], lo, hi, mode)
+            parts = [*([before] if lo != 0 else []), *parts, *([after] if hi != 0 else [])]
+    return parts[0] if len(parts) == 1 else b.concat(parts, last)
 
 
 def _ends(b: OpBuilder, x: Value, low: Any, high: Any, mode: str) -> tuple[Value, Value]:

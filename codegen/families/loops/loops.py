@@ -22,7 +22,7 @@ from dhlo.ir.symbols import ceil_div, is_static, product
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.cost import element_work
 
-__all__ = ["lower_loops"]
+__all__ = ["lower_loops", "nested"]
 
 BLOCK = 1024  # elements of a row that one item covers
 _MASKED_VECTORS = 2  # rows of as many take all parts of what is joined along the lanes, under masks
@@ -39,7 +39,7 @@ def lower_loops(module: KernelModule, group: Group, checks: Checks) -> Launch:
     if narrow is not None:
         return narrow.lower(cost)
     repeated = _repeated(k)
-    return _nested(k, repeated or k.yields, cost)
+    return nested(k, repeated or k.yields, cost)
 
 
 def _repeated(k: GroupKernel) -> list[Value]:
@@ -87,8 +87,9 @@ def _flat(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
     return Launch(finish(k, "pointwise"), k.args.slots, count, sympy.Integer(BLOCK * cost), lookups=k.lookups)
 
 
-def _nested(k: GroupKernel, values: list[Value], cost: int) -> Launch:
-    """Loops over the dims of the values, which lie in memory as the results do."""
+def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V], Index], None] | None = None) -> Launch:
+    """Loops over the dims of the values, which lie in memory as the results do. `put` stores a vector of each of them at a place
+    among the elements, if they aren't the results themselves."""
     fn, em, shape = k.fn, k.em, from_mlir(values[0]).shape
     dims = [d for d, s in enumerate(shape) if s != 1]
 
@@ -100,6 +101,9 @@ def _nested(k: GroupKernel, values: list[Value], cost: int) -> Launch:
             tail = shape[merged[0] :]
             at = {**at, **{d: Index(i.base, i.step, i.vec, i.multiple, (i, n, tail)) for n, d in enumerate(merged)}}
         idx = [at.get(d, em.zero) for d in range(len(shape))]
+        if put is not None:
+            put([em.value(v, idx) for v in values], em.flatten(idx, shape))
+            return
         for r, v in enumerate(values):
             x = em.value(v, idx)
             em.store(x, k.result_pointer(r), from_mlir(v).dtype, em.flatten(idx, shape))
@@ -109,7 +113,7 @@ def _nested(k: GroupKernel, values: list[Value], cost: int) -> Launch:
             store({})
         return Launch(finish(k, "loops"), k.args.slots, sympy.Integer(1), sympy.Integer(1), lookups=k.lookups)
     *outer, lane = dims
-    turned = Turned.of(k, lane) if values is k.yields else None
+    turned = Turned.of(k, lane) if values is k.yields or put is not None else None
     if turned is None and not (is_static(shape[lane]) and shape[lane] >= BLOCK) and (count := merged_dims(k, values)) > 1:
         merged = tuple(range(len(shape) - count, len(shape)))
         outer, lane = [d for d in outer if d not in merged], merged[-1]

@@ -10,6 +10,7 @@ import sympy
 from dhlo.codegen.families.kernel import GroupKernel
 from dhlo.ir.dialect import Kind, Op, attr, defining
 from dhlo.ir.handles import Value
+from dhlo.ir.ops.complexes import Imag, Real
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Reverse, Slice, Take, Transpose
 from dhlo.ir.symbols import parse
 from dhlo.ir.types import from_mlir
@@ -52,7 +53,7 @@ class _Tail:
         """The operands whose trailing dims an element of the result is looked up in by its own ones; None if it isn't so."""
         rank = from_mlir(op.results[0]).rank
         front = rank - self.count  # dims before
-        if op.kind is Kind.ELEMENTWISE:
+        if op.kind is Kind.ELEMENTWISE or isinstance(op, (Real, Imag)):
             return list(op.operands)
         if isinstance(op, Full) or (isinstance(op, Iota) and attr(op, "dim") < front):
             return []

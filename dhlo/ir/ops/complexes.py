@@ -63,5 +63,8 @@ class Interleave(Op, name="interleave"):
         equal_shapes(operands, "parts")
         return [operands[0].with_dtype(f"complex<{operands[0].dtype.name}>")]
 
+    def computes(self, k: int) -> bool:
+        return True
+
     def reference(self, args: Args, sizes: Any) -> Args:
         return [torch.complex(*args)]

@@ -53,6 +53,7 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "one element": lambda x, s: x[..., :1, :1] - x,
     "columns": lambda x, s: x * torch.arange(x.shape[-1], dtype=torch.float32),
     "rows' numbers": lambda x, s: x + torch.arange(x.shape[-2])[:, None],
+    "places": lambda x, s: torch.arange(x.shape[-1]).expand(x.shape) + torch.zeros(x.shape, dtype=torch.int64),
     "channels' numbers": lambda x, s: x.flip(0) + column(torch.arange(x.shape[1])),
     "flat": lambda x, s: (x.flatten(2) * s[:, None]).unflatten(2, (x.shape[2], x.shape[3])).flip(0),
     "folded": lambda x, s: (x * column(s)).flatten(0, 1).flip(0) + 1,

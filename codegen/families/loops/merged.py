@@ -55,7 +55,9 @@ class _Tail:
         front = rank - self.count  # dims before
         if op.kind is Kind.ELEMENTWISE or isinstance(op, (Real, Imag)):
             return list(op.operands)
-        if isinstance(op, Full) or (isinstance(op, Iota) and attr(op, "dim") < front):
+        if isinstance(op, Iota):
+            return [] if attr(op, "dim") < front else None
+        if isinstance(op, Full):
             return []
         if isinstance(op, Broadcast):
             kept = [d for d in attr(op, "dims") if d >= front]
@@ -64,6 +66,8 @@ class _Tail:
 
     def stays(self, op: Op, front: int) -> bool:
         """Are the trailing dims those of the first operand?"""
+        if not op.operands:
+            return False
         src = from_mlir(op.operands[0])
         if isinstance(op, Transpose):
             return bool(attr(op, "perm")[front:] == list(range(front, front + self.count)))

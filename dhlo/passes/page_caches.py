@@ -40,9 +40,8 @@ from dhlo.ir.function import (
 from dhlo.ir.mlir import func, ir
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Attention, extra
-from dhlo.ir.ops.control import Assert
 from dhlo.ir.ops.lookup import Scatter
-from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Slice, Transpose
+from dhlo.ir.ops.movement import Concat, Full, Reshape, Slice, Transpose
 from dhlo.ir.ops.paged import HIDDEN_KEYS, PagedAttention
 from dhlo.ir.paging import mark_paging, paging_of
 from dhlo.ir.places import place_of
@@ -52,8 +51,9 @@ from dhlo.passes.added_masks import parts_of, together
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cache_heads import heads_in_order
 from dhlo.passes.cse import cse, erase_dead
+from dhlo.passes.page_positions import take_bounds, take_positions
 from dhlo.passes.past_lengths import spread_past
-from dhlo.passes.positions import Seen, end_of_positions, line_of, seen
+from dhlo.passes.positions import Seen, end_of_positions, seen
 from dhlo.passes.quantise_caches import FORMATS, Stored, stored_as, take_request
 from dhlo.passes.simplify import simplify
 from dhlo.passes.tokens import Tokens, check_tokens, take_row
@@ -166,14 +166,14 @@ class _Paging:
     def run(self, masks: Iterable[Any]) -> None:
         """Rewrites all; `masks` are what `drop_masks` gave."""
         check_tokens(self.block, self.tokens, [c.join for c in self.caches])
-        self.longest = self._take_bounds()
+        self.longest = take_bounds(self.block, self.tokens)
         inputs = self._add_inputs()
         row: dict[Any, sympy.Expr] = {self.tokens.past: self.context - self.tokens.new}
         if self.tokens.single:
             take_row(self.block, self.tokens.batch, {*(c.argument for c in self.caches), *self.cross})
             spread_past(self.block, self.tokens, inputs.positions)
         else:
-            self._take_positions(inputs.positions)
+            take_positions(self.block, self.tokens, inputs.positions)
             row |= {self.tokens.batch: sympy.Integer(1)} if self.tokens.batch.is_Symbol else {}
         self._substitute(row)
         pools = {c.whole: self._write(c, inputs.slots) for c in self.caches}
@@ -231,74 +231,7 @@ class _Paging:
         cross_tables = self._add("cross_tables", "i32", [self.sequences, self.cross_blocks])
         return _Inputs(positions, slots, tables, starts, lengths, cross_tables, self._add("cross_lengths", "i32", [self.sequences]))
 
-    def _take_positions(self, positions: Any) -> None:
-        """Positions that the program counts from the length of the past become the argument."""
-        for op in list(self.block.operations)[:-1]:
-            if self.tokens.past.name not in op.mentions() or isinstance(op, Assert):  # of the new sizes, what is required holds too
-                continue
-            if isinstance(op, Iota) and self._count(op, positions):
-                continue
-            if not isinstance(op, Full):
-                raise CompileError(f"pages: {op.OPERATION_NAME} depends on how long the past is", where=str(place_of(op)))
-            for use in list(op.results[0].uses):
-                self._count_on(use.owner.operation.opview, use.operand_number, parse(attr(op, "value")), positions)
-        erase_dead(self.block)
-        for op in list(self.block.operations)[:-1]:
-            counts = isinstance(op, Iota) and from_mlir(op.results[0]).shape[attr(op, "dim")] == self.tokens.new
-            if counts or self.tokens.new.name in op.mentions() and not isinstance(op, Assert):
-                raise CompileError(
-                    f"pages: {op.OPERATION_NAME} depends on how many tokens are new, or on a token's place among them",
-                    where=str(place_of(op)),
-                    hint="they are those of all sequences: count positions from the length of the past",
-                )
-
-    def _count(self, op: Any, positions: Any) -> bool:
-        """Gives the argument, and what is added to it, in place of a count of the tokens from the length of the past; whether an op
-        is one."""
-        t, along = from_mlir(op.results[0]), attr(op, "dim")
-        more = (parse(attr(op, "start")) - self.tokens.past).expand()
-        if t.shape[along] != self.tokens.new or t.dtype.name != "i64" or attr(op, "step") != "1" or more.free_symbols:
-            return False
-        with ir.InsertionPoint(op.operation), op.location:
-            op.results[0].replace_all_uses_with(_more(positions, along, more, t))
-        return True
-
-    def _count_on(self, user: Any, k: int, value: sympy.Expr, positions: Any) -> None:
-        """Gives the argument, and what is added to it, in place of a sum of `value`, operand k, and a count of the tokens."""
-        line = line_of(user.operands[1 - k]) if isinstance(user, ew.Add) else None
-        along, first = line or (0, self.tokens.past)
-        more = (value + first - self.tokens.past).expand()
-        t = None if line is None else from_mlir(user.results[0])
-        if t is None or t.shape[along] != self.tokens.new or t.dtype.name != "i64" or more.free_symbols:
-            raise CompileError(
-                "pages: a number depends on how long the past is, and is no token's position", where=str(place_of(user))
-            )
-        with ir.InsertionPoint(user.operation), user.location:
-            user.results[0].replace_all_uses_with(_more(positions, along, more, t))
-
     # ------------------------------------------------------------------ sizes
-    def _take_bounds(self) -> int:
-        """What is required of how many keys there are bounds each sequence's positions: blocks may have room for more."""
-        bounds, others = list[int](), list[tuple[int, Any]]()
-        for op in list(self.block.operations)[:-1]:
-            condition = parse(attr(op, "condition")) if isinstance(op, Assert) else None
-            if not isinstance(condition, (sympy.Le, sympy.Lt, sympy.Ne)):
-                continue
-            end = (self.tokens.past + self.tokens.new - condition.lhs + condition.rhs).expand()
-            if not end.is_Integer:
-                continue
-            if isinstance(condition, sympy.Ne):
-                others.append((int(end), op))
-                continue
-            bounds.append(int(end) - isinstance(condition, sympy.Lt))
-            op.operation.erase()
-        longest = min(bounds, default=0)
-        for end, op in sorted(others, key=lambda x: -x[0]):
-            if longest and end >= longest:  # one that no sequence has
-                longest -= end == longest
-                op.operation.erase()
-        return longest
-
     def _substitute(self, sizes: dict[Any, sympy.Expr]) -> None:
         """Writes sizes for symbols, everywhere."""
         names = {s.name for s in sizes}
@@ -481,12 +414,6 @@ class _Paging:
             ranges[row] = (ranges[row][0], None)  # the most was of one sequence
         set_ranges(module, ranges)
         set_user_names(module, {n: x for n, x in user_names(module).items() if n in used} | {s.name: x for s, x in named})
-
-
-def _more(positions: Any, along: int, by: sympy.Expr, t: TensorType) -> Any:
-    """Positions, along a dim of t, and a number."""
-    at = build(Broadcast, [positions], {"dims": [along]}, results=[t]).results[0]
-    return at if by == 0 else build(ew.Add, [at, build(Full, [], {"value": show(by)}, results=[t]).results[0]]).results[0]
 
 
 def _merge_columns(block: Any) -> None:

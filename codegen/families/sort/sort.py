@@ -109,6 +109,7 @@ class _Sort(OpKernel):
         """Writes to the second positions how many of the first n keys, which are padded to whole vectors, come before each."""
         fn = self.fn
         padded = fn.and_(fn.add(n, fn.lanes - 1), -fn.lanes)  # what pads the last vector comes after everything
+        stop = fn.and_(fn.add(n, UNROLL - 1), -UNROLL)
         zero = fn.const(0, fn.vec(I32))
 
         def place(i: V) -> None:
@@ -129,14 +130,14 @@ class _Sort(OpKernel):
             rank = count(fn.i64(0), i, zero, lambda o, j: fn.cmp("ule", o, mine))
             rank = count(
                 i,
-                after,
+                fn.min(after, stop),
                 rank,
                 lambda o, j: fn.or_(
                     fn.cmp("ult", o, mine),
                     fn.and_(fn.cmp("eq", o, mine), fn.cmp("lt", fn.splat(fn.cast(j, I32)), position)),
                 ),
             )
-            rank = count(after, padded, rank, lambda o, j: fn.cmp("ult", o, mine))
+            rank = count(after, stop, rank, lambda o, j: fn.cmp("ult", o, mine))
             fn.store(rank, fn.gep(self.pos2, i, I32))
 
         with fn.loop(0, padded, fn.lanes) as lp, self.em.scope():

@@ -85,6 +85,19 @@ READ: dict[str, tuple[str | None, str, Said]] = {
     "JSON that is no call": ("llama", '{"a": 1}', [("content", '{"a": 1}')]),
     "deep": ("tags", "<tool_call>" + "[" * 9999 + "</tool_call>", [("content", "<tool_call>" + "[" * 9999 + "</tool_call>")]),
 }
+READ |= {
+    what: ("tags", f"<tool_call>{call}</tool_call>", [("content", f"<tool_call>{call}</tool_call>")])
+    for what, call in {
+        "half a surrogate pair": r'{"name": "f", "arguments": {"x": "\ud83d"}}',
+        "half a pair as a name": r'{"name": "\ud83d", "arguments": {}}',
+        "numbers that JSON doesn't have": '{"name": "f", "arguments": {"x": NaN}}',
+        "numbers that are too large": '{"name": "f", "arguments": {"x": 1e999}}',
+    }.items()
+}
+READ |= {
+    "an open parameter": ("tags", "<tool_call><function=f><parameter=x>1</tool_call>", [("call", ("f", {}))]),
+    "an open key": ("tags", "<tool_call>f<arg_key>x</tool_call>", [("call", ("f", {}))]),
+}
 SCHEMAS = {"f": {"properties": {"x": {"type": "integer"}, "s": {"type": "string"}}}}
 
 
@@ -149,6 +162,21 @@ def test_parts_are_those_of_the_whole(name: str | None, inside: bool, pieces: li
     letters = lambda s: "".join(c for c in s if c == "a")
     kept = "".join(what if kind != "call" else "" for kind, what in whole)
     assert letters(kept) == letters(text.replace(CALL, "")) or any(kind == "call" for kind, _ in whole) or CALL in text
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "<function=f>" + "\n" * 400_000 + "x",
+        "<function=f><parameter=x>" + " " * 400_000,
+        "<function=f>" + "<parameter=x>" * 40_000,
+        "f" + "<arg_key>" * 40_000,
+        CALL + ";" * 400_000 + "x",
+    ],
+)
+def test_long_calls_take_a_time_that_grows_with_them_alone(inner: str) -> None:
+    """What grew with the square of these would take minutes."""
+    assert read(ReplyReader(form_of("tags")), [f"<tool_call>{inner}</tool_call>"])
 
 
 def test_what_isnt_a_mark_is_given_at_once() -> None:
@@ -229,6 +257,9 @@ def test_answers_that_must_be_calls(words: Tokenizer, choice: Any) -> None:
     assert call["function"]["name"] in ("f", "g")[: 2 if choice == "required" else 1]
     assert json.loads(call["function"]["arguments"])["x"] == 7
     assert said["finish_reason"] == "tool_calls" and said["message"]["content"] is None
+    is_error(client.post("/v1/chat/completions", json=body | {"ignore_eos": True}), 400, "ignore_eos")
+    odd = {"type": "function", "function": {"name": "f", "parameters": {"$defs": [1]}}}
+    is_error(client.post("/v1/chat/completions", json=body | {"tools": [odd]}), 400, r"\$defs of 'f' is an object")
     other = {"type": "function", "function": {"name": "h", "parameters": {"$defs": {"one": {"const": 8}}}}}
     answer = client.post("/v1/chat/completions", json=body | {"tools": [*tools, other], "tool_choice": "required"})
     is_error(answer, 400, "two of them define 'one'")

@@ -445,6 +445,11 @@ def test_requests_that_arent_taken(engine: ScriptEngine) -> None:
     is_error(client.post(HEAR, json={"file": "x"}), 400, "isn't a form")
     is_error(client.post(HEAR, content=b"--", headers={"content-type": "multipart/form-data"}), 400, "form can't be read")
     is_error(client.post(HEAR, files={"model": (None, "script")}), 400, "you must provide file")
+    both = {"timestamp_granularities": "segment", "timestamp_granularities[]": "segment"}
+    is_error(ask(client, response_format="verbose_json", **both), 400, "timestamp_granularities")
+    pair = b'--edge\r\nContent-Disposition: form-data; name="model"\r\n\r\n\\ud800\r\n--edge--\r\n'
+    odd = {"content-type": "Multipart/Form-Data; boundary=edge; charset=unicode_escape"}
+    is_error(client.post(HEAR, content=pair, headers=odd), 400, "form can't be read")
     two = [("file", ("a.wav", b"1")), ("file", ("b.wav", b"2"))]
     is_error(client.post(HEAR, files=two), 400, "form can't be read")
     assert engine.requests == []

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["line"]
 
 _DEPTH = 16  # of ops that are looked through
+_MOST = 1 << 40  # from lane to lane
 
 
 def line(em: Emitter, v: Any, idx: Sequence[Index]) -> Index | None:
     """Where lane l of `v` (of i64) at `idx` has a + l * step, with a step other than 0 that is known when compiling: that as a
     position, in wrapping arithmetic as the values have it. None otherwise."""
-    return _line(em, v, idx) if from_mlir(v).dtype.name == "i64" and _step(em, v, idx, _DEPTH) else None
+    step = _step(em, v, idx, _DEPTH) if from_mlir(v).dtype.name == "i64" else None
+    # Where the first and the last lane are in range, those between must be: no vector of a line wraps.
+    return _line(em, v, idx) if step and abs(step) < _MOST else None
 
 
 def _step(em: Emitter, v: Any, idx: Sequence[Index], depth: int) -> int | None:

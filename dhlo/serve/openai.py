@@ -356,6 +356,8 @@ class ChatBody(SamplingBody):
         if self.must_call:
             if (said is not None and said.type != "text") or self.structured_outputs is not None:
                 raise ApiError(400, "tool_choice: goes without other structured output", param="tool_choice")
+            if self.ignore_eos:
+                raise ApiError(400, "ignore_eos: structured output ends by it", param="ignore_eos")
             return Grammar("json", _json_text(_call_schema(self.schemas)))
         if said is None or said.type == "text":
             return super().grammar
@@ -396,10 +398,13 @@ def _call_schema(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     for name, schema in schemas.items():
         own = dict(schema)
         for key in ("$defs", "definitions"):  # what references lead to stays at the root
-            for defined, what in (own.pop(key, None) or {}).items():
+            definitions = own.pop(key, None) or {}
+            if not isinstance(definitions, dict):
+                raise ApiError(400, f"tools: {key} of {name[:100]!r} is an object", param="tools")
+            for defined, what in definitions.items():
                 if shared.setdefault(key, {}).setdefault(defined, what) != what:
                     raise ApiError(400, f"tools: two of them define {defined[:100]!r} otherwise", param="tools")
-        properties = {"name": {"const": name}, "arguments": {"type": "object", **own}}
+        properties = {"name": {"const": name}, "arguments": {**own, "type": "object"}}
         calls.append({"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False})
     return {**({"anyOf": calls} if len(calls) > 1 else calls[0]), **shared}
 

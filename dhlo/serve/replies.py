@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -52,38 +52,66 @@ class CallForm:
     """Whether templates take calls' ids of any length; else they have nine letters and digits."""
 
 
-def _arguments(given: Any) -> str:
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_constant)
+
+
+def _dumped(given: dict[str, Any]) -> str:
+    """Raises ValueError for numbers that JSON doesn't have, and halves of surrogate pairs, which no answer can hold."""
+    text = json.dumps(given, ensure_ascii=False, allow_nan=False)
+    text.encode()
+    return text
+
+
+def _call_of(name: str, given: Any) -> ToolCall:
     if isinstance(given, str):  # some models write text of JSON into JSON
-        given = json.loads(given)
+        given = _DECODER.decode(given)
     if not isinstance(given, dict):
         raise ValueError("arguments are an object")
-    return json.dumps(given, ensure_ascii=False)
+    name.encode()
+    return ToolCall(name, _dumped(given))
 
 
 def _of_object(call: Any) -> ToolCall:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         raise ValueError("a call is an object with a name")
-    return ToolCall(call["name"], _arguments(call.get("arguments", call.get("parameters", {}))))
+    return _call_of(call["name"], call.get("arguments", call.get("parameters", {})))
 
 
 def _of_json(text: str, _: _Schemas) -> list[ToolCall]:
     """One object, a list of such, or several, one behind the other (Llama's stand between semicolons)."""
-    decoder, out, at = json.JSONDecoder(), list[ToolCall](), 0
+    out, at = list[ToolCall](), 0
     while at < len(text):
-        value, end = decoder.raw_decode(text, at)
+        value, end = _DECODER.raw_decode(text, at)
         out += map(_of_object, value if isinstance(value, list) else [value])
-        at = end + len(text[end:]) - len(text[end:].lstrip(" \t\r\n;"))
+        at = _SPACE.match(text, end).end()  # type: ignore[union-attr]
     if not out:
         raise ValueError("there is no call")
     return out
 
 
-_FUNCTION: Final = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>)?\s*\Z", re.S)
-_PARAMETER: Final = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.S)
-_PAIR: Final = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.S)
+_SPACE: Final = re.compile(r"[ \t\r\n;]*")
 
 
-def _typed(name: str, pairs: Iterable[tuple[str, str]], schemas: _Schemas) -> ToolCall:
+def _between(text: str, *marks: str) -> Iterator[tuple[str, ...]]:
+    """What stands between the marks of each group of such, in a time that grows with the text alone."""
+    at = text.find(marks[0])
+    while at >= 0:
+        parts, at = list[str](), at + len(marks[0])
+        for mark in marks[1:]:
+            end = text.find(mark, at)
+            if end < 0:
+                return
+            parts.append(text[at:end])
+            at = end + len(mark)
+        yield tuple(parts)
+        at = text.find(marks[0], at)
+
+
+def _typed(name: str, pairs: Iterable[tuple[str, ...]], schemas: _Schemas) -> ToolCall:
     """A call whose arguments are text: those that the schema doesn't call texts are JSON, if they can be."""
     known, out = schemas.get(name, {}).get("properties") or {}, dict[str, Any]()
     for key, text in pairs:
@@ -91,18 +119,23 @@ def _typed(name: str, pairs: Iterable[tuple[str, str]], schemas: _Schemas) -> To
         out[key] = text
         if not (isinstance(schema, dict) and schema.get("type") == "string"):
             try:
-                out[key] = json.loads(text)
+                out[key] = _DECODER.decode(text)
             except (ValueError, RecursionError):
                 pass
-    return ToolCall(name, json.dumps(out, ensure_ascii=False))
+    return _call_of(name, out)
 
 
 def _of_tags(text: str, schemas: _Schemas) -> list[ToolCall]:
     """JSON (Hermes, Qwen), <function=...> (Qwen's coders), or a name and <arg_key> (GLM)."""
-    if found := _FUNCTION.match(text):
-        return [_typed(found[1].strip(), _PARAMETER.findall(found[2]), schemas)]
+    if text.startswith("<function="):
+        name, _, rest = text.removeprefix("<function=").partition(">")
+        pairs = [
+            (key, value.removeprefix("\n").removesuffix("\n")) for key, value in _between(rest, "<parameter=", ">", "</parameter>")
+        ]
+        return [_typed(name.strip(), pairs, schemas)]
     if not text.startswith(("{", "[")) and (name := text.partition("<arg_key>")[0].strip()) and "\n" not in name:
-        return [_typed(name, [(k.strip(), v) for k, v in _PAIR.findall(text)], schemas)]
+        found = _between(text, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+        return [_typed(name, [(key.strip(), value) for key, _, value in found], schemas)]
     return _of_json(text, schemas)
 
 
@@ -118,7 +151,7 @@ def _of_mistral(text: str, schemas: _Schemas) -> list[ToolCall]:
         found = _NAMED.match(part)
         if found is None:
             raise ValueError("a call begins with a name")
-        out.append(ToolCall(found[1], _arguments(json.loads(part[found.end() :]))))
+        out.append(_call_of(found[1], _DECODER.decode(part[found.end() :].lstrip())))
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import zlib
 from collections.abc import AsyncIterator
@@ -27,8 +28,9 @@ from dhlo.serve.types import QueueFullError, SamplingParams
 
 __all__ = ["make_speech_app", "subtitles"]
 
-_LISTS: Final = {"timestamp_granularities[]": "timestamp_granularities"}
+_LISTS: Final = dict.fromkeys(("timestamp_granularities[]", "timestamp_granularities"), "timestamp_granularities")
 _MOST_FIELDS: Final = 32
+_LOG = logging.getLogger("dhlo")
 
 
 def make_speech_app(engine: EngineLike, served: Served, options: ServerOptions | None = None) -> FastAPI:
@@ -124,7 +126,7 @@ class _SpeechDoors(Doors):
     async def _form(self, http: Request) -> tuple[SpeechBody, bytes]:
         """The fields of the form, and the file. Raises ApiError."""
         data = await self.read(http)
-        if not http.headers.get("content-type", "").startswith("multipart/form-data"):
+        if not http.headers.get("content-type", "").lower().startswith("multipart/form-data"):
             raise ApiError(400, "the body isn't a form (multipart/form-data) with a file", code="invalid_form")
 
         async def stream() -> AsyncIterator[bytes]:
@@ -132,6 +134,8 @@ class _SpeechDoors(Doors):
 
         try:
             form = await MultiPartParser(http.headers, stream(), max_files=1, max_fields=_MOST_FIELDS).parse()
+            for name, value in form.multi_items():  # charsets can make halves of surrogate pairs, which no answer can hold
+                (name if isinstance(value, UploadFile) else name + value).encode()
         except (MultiPartException, UnicodeError, KeyError) as e:
             raise ApiError(400, f"the form can't be read: {str(getattr(e, 'message', e))[:200]}", code="invalid_form") from None
         fields, recording = dict[str, Any](), None
@@ -204,6 +208,8 @@ async def _events(heard: Transcription) -> AsyncIterator[bytes]:
             if part:
                 yield event_of({"type": "transcript.text.delta", "delta": part})
         yield event_of({"type": "transcript.text.done", "text": heard.text.strip(), "usage": _usage(heard)})
-    except DhloError as e:
-        yield event_of(ApiError(500, str(e)).body)
+    except Exception as e:
+        if not isinstance(e, DhloError):
+            _LOG.error("a request failed", exc_info=e)
+        yield event_of(ApiError(500, str(e) if isinstance(e, DhloError) else "internal error").body)
     yield b"data: [DONE]\n\n"

@@ -131,8 +131,9 @@ def _hash_tensor(b: OpBuilder, x: Value, dim: Any = None, keepdim: bool = False,
 # ---------------------------------------------------------------------------------------------------- extremes and
 # truth
 def _need_elements(b: OpBuilder, x: Value, dims: list[int]) -> None:
-    """What has no elements has no extreme. Decompositions, which may be traced at a size and hold at 0, promise nothing."""
-    if b.importer is None or not b.importer.inlined:
+    """What has no elements has no extreme. Decompositions, which may be traced at a size and hold at 0, and branches, which needn't
+    be taken, promise nothing."""
+    if b.importer is None or not (b.importer.inlined or b.importer.depth):
         for d in dims:
             b.require(sympy.Ge(b.shape(x)[d], 1), "the largest or smallest of no elements was asked for")
 

@@ -93,3 +93,19 @@ def test_a_line_that_leaves_its_dim_fails_the_call(falls: bool) -> None:
         x = guarded(numbers(41))
         with pytest.raises(dhlo.ContractError, match=r"index (-\d+|4[1-9]|[5-9]\d|10\d) is out of range for size 41"):
             model(x, torch.zeros(n))
+
+
+@pytest.mark.parametrize("step", [1 << 59, 1 << 45, -1229782938247303441], ids=["sum", "plain", "back again"])
+def test_steps_at_which_positions_wrap_are_no_line(step: int) -> None:
+    """Of 16 lanes of the last one the first and the last are in range, and those between far away."""
+
+    def f(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        i = torch.arange(like.shape[0]) * 1
+        return x.index_select(0, torch.arange(0, like.shape[0] * step, step) + i * 0) if step > 0 else x[i * step + 2]
+
+    model = dhlo.compile(export(Call(f), (numbers(60), torch.zeros(20)), dynamic_shapes=(({0: A}, {0: A}),)))
+    x = guarded(numbers(41))
+    torch.testing.assert_close(model(x, torch.zeros(1)), f(x, torch.zeros(1)), equal_nan=True)
+    for n in (2, 8, 16, 17, 33):
+        with pytest.raises((dhlo.ContractError, MemoryError)):
+            model(x, torch.zeros(n))

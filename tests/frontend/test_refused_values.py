@@ -60,6 +60,14 @@ def test_softmax_and_others_made_of_extremes_take_nothing() -> None:
             torch.testing.assert_close(got, want)
 
 
+def test_branches_that_arent_taken_ask_for_nothing() -> None:
+    f = lambda x: torch.cond(x.shape[0] > 0, lambda x: x.amax(0) + x.argmax(0), lambda x: x.sum(0) + 0, (x,))
+    c = compiled(f, torch.randn(4, 6), dims=({0: Dim("a", min=0), 1: Dim("b", min=0)},))
+    for shape in ((4, 6), (0, 3), (1, 1)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(c(x), x.amax(0) + x.argmax(0) if shape[0] else torch.zeros(3))
+
+
 def test_probabilities() -> None:
     c = compiled(torch.bernoulli, torch.rand(5), dims=({0: Dim.AUTO},))
     for wrong in ([2.0], [0.5, -1.0], [float("nan")], [float("inf")]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from dhlo.commands.serve import working
 from dhlo.errors import ContractError
 from dhlo.serve.doors import ServerOptions
 from dhlo.serve.engine import Engine
-from dhlo.serve.folder import Served, open_folder
+from dhlo.serve.folder import Served, hears, open_folder
 from dhlo.serve.server import make_app
 from dhlo.serve.types import EngineOptions, SamplingParams
 from tests.serving import LANGUAGES, SPEECH_SECONDS, WORDS, byte_level, make_speech_folder
@@ -115,6 +116,29 @@ def test_transcribe_on_the_command_line(speech: Opened, tmp_path: Path) -> None:
     assert result.exit_code and "is no file" in result.output
     result = CliRunner().invoke(app, ["generate", str(folder), "text", *options[:4]])
     assert result.exit_code and "reads recordings: dhlo transcribe" in result.output
+
+
+def test_where_a_folder_says_what_is_heard(tmp_path: Path) -> None:
+    folder, config, features = tmp_path, {"is_encoder_decoder": True}, {"feature_size": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert not hears(folder)
+    (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": features}))
+    assert hears(folder)
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": features}))
+    assert not hears(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(features))
+    assert hears(folder)
+    (folder / "config.json").write_text(json.dumps({}))
+    assert not hears(folder)
+
+
+@pytest.mark.parametrize("command", [["transcribe", "FOLDER", "x.wav"], ["serve", "FOLDER"]], ids=lambda c: c[0])
+def test_what_to_install_is_said(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"is_encoder_decoder": True}))
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "soxr", None)
+    result = CliRunner().invoke(app, [str(tmp_path) if c == "FOLDER" else c for c in command])
+    assert result.exit_code and "speech needs the library soxr: pip install 'dhlo[speech]'" in " ".join(result.output.split())
 
 
 # ------------------------------------------------------------------ texts

@@ -48,6 +48,7 @@ _TOKENIZER: Final = "tokenizer.json"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 _GENERATION: Final = "generation_config.json"
 _PREPROCESSOR: Final = "preprocessor_config.json"
+_PROCESSOR: Final = "processor_config.json"  # transformers 5 writes that of features into it
 _SOURCE: Final = 1024  # tokens of a source, where the config has no number of positions
 _POSITIONS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _DEFAULTS: Final = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
@@ -148,8 +149,8 @@ def open_folder(
     )
     joined = config.get("is_encoder_decoder") is True
     speech = None
-    if hears(folder):
-        speech = Speech.of(read_object(folder / _PREPROCESSOR), folder / _PREPROCESSOR, text, generation, tokenizer)
+    if (features := _features(folder, config)) is not None:
+        speech = Speech.of(*features, text, generation, tokenizer)
         tokenizer.empty(range(speech.plain + 1, speech.size))
     of_texts = joined and speech is None
     step, digest = program.open(cache_dir() if cache is None else cache)
@@ -187,7 +188,17 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 def hears(folder: str | Path) -> bool:
     """Whether a folder holds an encoder-decoder of speech. Raises what `config_of` raises."""
-    return config_of(Path(folder)).get("is_encoder_decoder") is True and (Path(folder) / _PREPROCESSOR).is_file()
+    return _features(Path(folder), config_of(Path(folder))) is not None
+
+
+def _features(folder: Path, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Path] | None:
+    """What a folder says of how recordings become features, and the file; None unless it is an encoder-decoder that reads such."""
+    if config.get("is_encoder_decoder") is not True:
+        return None
+    if (folder / _PREPROCESSOR).is_file():
+        return read_object(folder / _PREPROCESSOR), folder / _PREPROCESSOR
+    said = read_object(folder / _PROCESSOR).get("feature_extractor")
+    return (said, folder / _PROCESSOR) if isinstance(said, Mapping) else None
 
 
 def need_decoder(folder: str | Path) -> None:

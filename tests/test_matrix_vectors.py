@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,19 +10,11 @@ import torch
 from torch.export import Dim, export
 
 import dhlo
+from tests.calls import Call
 
 A: Any = Dim.AUTO
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 SIZES = [1, 2, 3, 15, 16, 17, 31, 33, 64, 100, 1000]
-
-
-class Call(torch.nn.Module):
-    def __init__(self, f: Callable[..., Any]) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, *args):
-        return self.f(*args)
 
 
 def products(x, v, batch, column, t):

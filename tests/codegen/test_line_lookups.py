@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,19 +10,11 @@ import torch
 from torch.export import Dim, export
 
 import dhlo
+from tests.calls import Call
 from tests.test_memory_bounds import guarded
 
 A: Any = Dim.AUTO
 SIZES = (0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 1025)
-
-
-class Call(torch.nn.Module):
-    def __init__(self, f: Callable[..., Any]) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, *args):
-        return self.f(*args)
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

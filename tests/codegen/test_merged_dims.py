@@ -12,18 +12,10 @@ from torch import Tensor
 from torch.export import Dim, export
 
 import dhlo
+from tests.calls import Call
 from tests.test_memory_bounds import guarded
 
 A: Any = Dim.AUTO
-
-
-class Call(torch.nn.Module):
-    def __init__(self, f: Callable[..., Any]) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, *args):
-        return self.f(*args)
 
 
 def column(s: Tensor) -> Tensor:

@@ -12,20 +12,12 @@ import torch.nn.functional as F
 from torch.export import Dim, export
 
 import dhlo
+from tests.calls import Call
 from tests.test_memory_bounds import guarded
 
 A: Any = Dim.AUTO
 KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int16, torch.uint8, torch.bool]
 COUNTS = [2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 47, 64, 100, 1023, 1024, 1025, 2100]
-
-
-class Call(torch.nn.Module):
-    def __init__(self, f: Callable[..., Any]) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, *args):
-        return self.f(*args)
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,19 +11,11 @@ import torch.nn.functional as F
 from torch.export import Dim, export
 
 import dhlo
+from tests.calls import Call
 from tests.test_memory_bounds import guarded
 
 A: Any = Dim.AUTO
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-class Call(torch.nn.Module):
-    def __init__(self, f: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, *args):
-        return self.f(*args)
 
 
 def table(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

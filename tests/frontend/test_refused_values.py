@@ -11,16 +11,13 @@ from torch.export import Dim, export
 
 import dhlo
 from dhlo.errors import ContractError
+from tests.calls import Call
 
 F = Callable[..., Any]
 
 
 def compiled(f: F, *args: torch.Tensor, dims: tuple[Any, ...] = ({0: Dim.AUTO, 1: Dim.AUTO},)) -> Any:
-    class Model(torch.nn.Module):
-        def forward(self, *given: torch.Tensor) -> Any:
-            return f(*given)
-
-    return dhlo.compile(export(Model(), args, dynamic_shapes=(dims,)))
+    return dhlo.compile(export(Call(f), args, dynamic_shapes=(dims,)))
 
 
 EXTREMES: dict[str, F] = {

@@ -53,10 +53,11 @@ def single_program(model: Any, told: bool) -> ExportedProgram:
 
 
 UNTOLD = {"bloom", "falcon_alibi"}  # have no positions, but numbers that are added to scores
+COUNTED = {"roformer"}  # count positions by themselves, from the length of the past, which differs from row to row here
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - COUNTED))
 def test_decoders(name: str) -> None:
     model = model_of(name)
     compiled = dhlo.compile(single_program(model, name not in UNTOLD), pages=PAGES)

@@ -130,6 +130,8 @@ def _by(v: Any, sees: Any, left: bool, right: bool) -> Any:
 
 def _not(v: Any) -> Any:
     op = defining(v)
+    if isinstance(op, _VIEWS):  # so that what is no view meets what it is the opposite of
+        return _like(op, _not(op.operands[0]), from_mlir(v).shape)
     return op.operands[0] if isinstance(op, ew.Not) else build(ew.Not, [v]).results[0]
 
 

@@ -46,6 +46,11 @@ class ChatTemplate:
             except jinja2.TemplateError as e:
                 raise ModelFileError(f"the chat template '{name}' can't be read: {e}") from None
 
+    @property
+    def marks(self) -> list[str]:
+        """Tokens that are to be seen in a text, though tokenizers may call them special."""
+        return [*(() if self.calls is None else self.calls.special), *(self.thinking or ())]
+
     @staticmethod
     def of_folder(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
         """That of a folder whose tokenizer_config.json is `config`; None if it has none. Raises ModelFileError."""

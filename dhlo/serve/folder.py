@@ -134,25 +134,15 @@ def open_folder(
     generation = read_object(folder / _GENERATION)
     chat = ChatTemplate.of_folder(folder, tokenizer_config)
     if chat is not None:
-        tokenizer.show([*(chat.calls.special if chat.calls is not None else ()), *(chat.thinking or ())])
+        tokenizer.show(chat.marks)
     eos = _eos(generation, text, tokenizer_config, tokenizer)
-    program = StepProgram(
-        folder=folder,
-        threads=threads,
-        progress=progress,
-        apart=apart,
-        weights=dict(weights or {}),
-        activations=activations,
-        kv_cache=kv_cache,
-        lora=lora,
-        shard=shard,
-    )
-    joined = config.get("is_encoder_decoder") is True
-    speech = None
-    if (features := _features(folder, config)) is not None:
-        speech = Speech.of(*features, text, generation, tokenizer)
-        tokenizer.empty(range(speech.plain + 1, speech.size))
-    of_texts = joined and speech is None
+    formats: dict[str, Any] = {"weights": dict(weights or {}), "activations": activations, "kv_cache": kv_cache}
+    program = StepProgram(folder=folder, threads=threads, progress=progress, apart=apart, lora=lora, shard=shard, **formats)
+    features = _features(folder, config)
+    speech = None if features is None else Speech.of(*features, text, generation, tokenizer)
+    if speech is not None:
+        tokenizer.empty(speech.times)
+    of_texts = speech is None and config.get("is_encoder_decoder") is True
     step, digest = program.open(cache_dir() if cache is None else cache)
     return Served(
         name=folder.resolve().name,

@@ -21,7 +21,6 @@ __all__ = [
     "EmbeddingBody",
     "LoadAdapterBody",
     "SamplingBody",
-    "SpeechBody",
     "UnloadAdapterBody",
     "StructuredOutputs",
     "check_context",
@@ -55,27 +54,6 @@ class ApiError(Exception):
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class SpeechBody(BaseModel):
-    """The fields of a form of /v1/audio/transcriptions and /v1/audio/translations, but for the file."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    model: str | None = None
-    language: Annotated[str, Field(max_length=64)] | None = None
-    prompt: Annotated[str, Field(max_length=1 << 16)] | None = None
-    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
-    temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stream: bool = False
-    timestamp_granularities: Annotated[list[Literal["segment"]], Field(max_length=1)] | None = None
-    chunking_strategy: Literal["auto"] | None = None
-
-    @property
-    def times(self) -> bool:
-        """Whether the answer says when what was said."""
-        return self.response_format in ("srt", "verbose_json", "vtt")
 
 
 class StreamOptions(_Body):

@@ -133,6 +133,11 @@ class Speech:
         """That a text says it is of, if it does."""
         return next((code for code, n in self.languages.items() if list(tokens[:1]) == [n]), None)
 
+    @property
+    def times(self) -> range:
+        """Tokens of times, which are no part of a text."""
+        return range(self.plain + 1, self.size)
+
     def is_time(self, token: int) -> bool:
         return token > self.plain
 

@@ -8,10 +8,11 @@ import logging
 import math
 import zlib
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -21,7 +22,7 @@ from dhlo.serve.audio import read_audio
 from dhlo.serve.doors import Doors, EventStream, Post, ServerOptions, event_of, make_application, unless_gone
 from dhlo.serve.folder import Served
 from dhlo.serve.metrics import Metrics
-from dhlo.serve.openai import SPEECH_PATHS, ApiError, SpeechBody, parse
+from dhlo.serve.openai import SPEECH_PATHS, ApiError, parse
 from dhlo.serve.speech import Segment, Speech, SpeechTask
 from dhlo.serve.transcribing import Asked, Transcription
 from dhlo.serve.types import QueueFullError, SamplingParams
@@ -31,6 +32,27 @@ __all__ = ["make_speech_app", "subtitles"]
 _LISTS: Final = dict.fromkeys(("timestamp_granularities[]", "timestamp_granularities"), "timestamp_granularities")
 _MOST_FIELDS: Final = 32
 _LOG = logging.getLogger("dhlo")
+
+
+class SpeechBody(BaseModel):
+    """The fields of a form of /v1/audio/transcriptions and /v1/audio/translations, but for the file."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    model: str | None = None
+    language: Annotated[str, Field(max_length=64)] | None = None
+    prompt: Annotated[str, Field(max_length=1 << 16)] | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stream: bool = False
+    timestamp_granularities: Annotated[list[Literal["segment"]], Field(max_length=1)] | None = None
+    chunking_strategy: Literal["auto"] | None = None
+
+    @property
+    def times(self) -> bool:
+        """Whether the answer says when what was said."""
+        return self.response_format in ("srt", "verbose_json", "vtt")
 
 
 def make_speech_app(engine: EngineLike, served: Served, options: ServerOptions | None = None) -> FastAPI:

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from dhlo.serve.answers import Answers, Chat, Completion, EngineLike, Prompted, RequestLike, Writer
+from dhlo.serve.chat_body import ChatBody
 from dhlo.serve.doors import Doors, EventStream, Post, ServerOptions, aside, event_of, make_application, run_server, unless_gone
 from dhlo.serve.folder import Served
 from dhlo.serve.grammar import Constraint, Grammars
@@ -23,7 +24,6 @@ from dhlo.serve.metrics import Metrics
 from dhlo.serve.openai import (
     SPEECH_PATHS,
     ApiError,
-    ChatBody,
     CompletionBody,
     EmbeddingBody,
     LoadAdapterBody,

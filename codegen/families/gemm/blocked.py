@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dhlo.codegen.families.blocks import Blocks
+from dhlo.codegen.families.box import cycles_from_memory
 from dhlo.codegen.families.gemm.microkernel import (
     emit_microkernel_table,
     emit_packing_table,
@@ -23,18 +24,30 @@ from dhlo.codegen.families.gemm.sharing import Sharing
 from dhlo.codegen.families.gemm.sides import PACKING_FIELDS
 from dhlo.codegen.families.gemm.tile_calls import TileCalls
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I8, I32, I64, PTR, KernelModule, V
-from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 
-__all__ = ["AHEAD", "emit_blocked_kernel", "packs_on_the_way"]
+__all__ = ["emit_blocked_kernel", "packs_on_the_way", "prefetching"]
 
-AHEAD: Final = ("ahead_one", "ahead_few", "ahead_more")
-"""Facts of the machine that the kernel takes: how many bytes ahead in its own panel of B a lone row panel prefetches, of one
-row, of a few and of more. At some distances prefetches and the hardware's get in each other's way, at up to 1.7 times the time.
-Where none is lost a few rows are as more are: on a Granite Rapids 2 to 4 rows by weights of 76 MB take 0.85 to 0.96 of the time."""
+# Facts of the machine that the kernel takes: how many bytes ahead in its own panel of B a lone row panel prefetches, of one
+# row, of a few and of more. At some distances prefetches and the hardware's get in each other's way, at up to 1.7 times the time.
+# Where none is lost a few rows are as more are: on a Granite Rapids 2 to 4 rows by weights of 76 MB take 0.85 to 0.96 of the time.
+_AHEAD: Final = ("ahead_one", "ahead_few", "ahead_more")
 _FEW_ROWS = 4
+# A lone panel prefetches to the first cache where its products take no longer than so much of the time of B from memory: that cache
+# has few buffers for misses, which don't keep more multiply-adds at work. On a Zen 4 it pays up to 4 rows (0.78 to 0.86 of the
+# time), 8 rows take 1.22 and 14 rows 1.09; on a Zen 5, with twice the multiply-adds, 12 rows take 0.86.
+_NEAR_SHARE = (7, 8)
 # A lone panel that is packed is prefetched so many rows ahead. Found on a Zen 5: the distances that are measured of a machine are
 # of rows one behind the other.
 _ROWS_AHEAD = 32
+
+
+def prefetching(host: HostContext, elem: str, spec: TileSpec) -> list[V]:
+    """What the kernel takes of the machine: how far lone row panels prefetch, and of how many rows to the first cache."""
+    fn, (part, whole) = host.fn, _NEAR_SHARE
+    row = spec.vectors * spec.per_panel * spec.left_parts(elem)
+    near_rows = fn.divu(fn.mul(cycles_from_memory(host, spec.row_bytes(elem)), part), row * whole)
+    return [*map(host.machine, _AHEAD), near_rows]
 
 
 def packs_on_the_way(elem: str) -> bool:
@@ -48,11 +61,12 @@ def emit_blocked_kernel(
     """Emits the kernel `name`; it reads A in place where `rows`, and a last panel may be `narrow` (see `Matmul`).
 
     Items are (batch, row block, column panel). Arguments: A and its strides (m, k, batch 0, batch 1), those of the source, m, n,
-    k, size of batch 1, row blocks, units of k in a chunk, panels in a group, elements of all tiles in scratch, the facts AHEAD,
-    whether micro-kernels fetch what they store (instead of touch), a result, epilogue, touch, the argument of both, and what
-    workers keep of row blocks. The result is null, or the address of a dense matrix of `result_type(elem)`: the micro-kernel itself
-    stores whole tiles there, which have no epilogue then. Of the kernel of `parts` of k, which take the place of batches, the size
-    of batch 1 is their number, and the last argument but one the memory for their sums; it calls neither epilogue nor touch.
+    k, size of batch 1, row blocks, units of k in a chunk, panels in a group, elements of all tiles in scratch, what `prefetching`
+    gives, whether micro-kernels fetch what they store (instead of touch), a result, epilogue, touch, the argument of both, and
+    what workers keep of row blocks. The result is null, or the address of a dense matrix of `result_type(elem)`: the micro-kernel
+    itself stores whole tiles there, which have no epilogue then. Of the kernel of `parts` of k, which take the place of batches,
+    the size of batch 1 is their number, and the last argument but one the memory for their sums; it calls neither epilogue nor
+    touch.
     """
     _Kernel(module, name, elem, spec, source, rows, narrow, parts).emit()
 
@@ -80,13 +94,12 @@ class _Kernel:
         placed = result_type(elem)
         packed = F32 if elem == F16 else elem
 
-        def emit_table(alone: bool) -> str:
-            near = near_heights(elem, spec, alone=alone) if source.in_place else range(0)
+        def emit_table(near: range) -> str:
             return emit_microkernel_table(module, packed, rows=rows, narrow=narrow, placed=placed, spec=spec, near=near)
 
-        self.table = emit_table(alone=False)
-        # Of a block that is one tile of a panel, whose rows are rarely packed.
-        self.alone = emit_table(alone=True) if rows else self.table
+        self.table = emit_table(range(0))
+        # Of a block that is one tile of a panel.
+        self.near = emit_table(near_heights(elem, spec, rows=rows)) if source.in_place else self.table
         self.by_units = rows and depth(elem) > 1  # of several elements, the last of which may miss some
         self.packing: str | None = None
         if isinstance(source, StridedPanels) and packs_on_the_way(elem):
@@ -96,12 +109,12 @@ class _Kernel:
             tables = (emit_shared_table(module, elem, placed=placed, spec=spec, packing=packing) for packing in (False, True))
             self.shared = next(tables), next(tables)
         self.fn = fn = kernel_fn(module, name)
-        types = [PTR, *[I64] * 4, *source.args, *[I64] * 12, *[PTR] * 5]
+        types = [PTR, *[I64] * 4, *source.args, *[I64] * 13, *[PTR] * 5]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
         self.b, sizes = rest[: len(source.args)], rest[len(source.args) :]
-        self.m, self.n, self.k, self.batch1, self.blocks, self.kc, self.nc, tiles, *ahead = sizes[:11]
-        fetches, self.result, self.epilogue, self.touch, self.eargs, kept = sizes[11:]
-        self.ahead_one, self.ahead_few, self.ahead_more = ahead
+        self.m, self.n, self.k, self.batch1, self.blocks, self.kc, self.nc, tiles, *ahead = sizes[:12]
+        fetches, self.result, self.epilogue, self.touch, self.eargs, kept = sizes[12:]
+        self.ahead_one, self.ahead_few, self.ahead_more, self.near_rows = ahead
         *_, self.tile = fn.args
         self.runs = Blocks(fn, kept)
         self.steps = units(fn, self.k, self.elem)
@@ -179,7 +192,8 @@ class _Kernel:
         half = fn.remu(elements, depth(elem)) if self.by_units else None
         few = spec.rows(elem) if spec.per_panel == 1 else spec.whole_panel_rows(elem)
         single = fn.cmp("le", split.size, few)  # one tile takes all rows and columns of an item
-        calls = self._calls(fn.divu(elements, depth(elem)) if self.by_units else size, half, chunk, sharing, single)
+        near = fn.and_(single, fn.cmp("le", split.size, self.near_rows))
+        calls = self._calls(fn.divu(elements, depth(elem)) if self.by_units else size, half, chunk, sharing, near)
         slices = fn.divu(fn.const(self.row_bytes, I64), split.panels)
         alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), self.ahead_few, self.ahead_more)
         alone = fn.select(fn.cmp("eq", split.size, 1), self.ahead_one, alone)
@@ -275,11 +289,11 @@ class _Kernel:
             else:
                 calls.emit_across(a, panel, tile, place, fetch, following, packs=packs, slices=self.source.in_place)
 
-    def _calls(self, steps: V, half: V | None, chunk: V | None, sharing: Sharing | None, single: V) -> TileCalls:
-        """What tiles of so many steps, and perhaps a `half` one, call, whether they share a panel or a `single` one takes it."""
+    def _calls(self, steps: V, half: V | None, chunk: V | None, sharing: Sharing | None, near: V) -> TileCalls:
+        """What tiles of so many steps, and perhaps a `half` one, call, whether they share a panel or prefetch what is `near`."""
         fn, table = self.fn, self.fn.address_of(self.table)
-        if self.alone != self.table:
-            table = fn.select(single, fn.address_of(self.alone), table)
+        if self.near != self.table:
+            table = fn.select(near, fn.address_of(self.near), table)
 
         def either(table: V, packing: int) -> V:
             if self.shared is None or sharing is None:

@@ -11,7 +11,7 @@ import sympy
 
 from dhlo.codegen.families.box import cycles_from_memory, product_wake_cycles, steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
-from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, packs_on_the_way
+from dhlo.codegen.families.gemm.blocked import emit_blocked_kernel, packs_on_the_way, prefetching
 from dhlo.codegen.families.gemm.gemv import (
     STREAM_ROWS,
     emit_stream_kernel,
@@ -198,7 +198,7 @@ class Matmul:
 
         def launch(*, rows: bool) -> list[V]:
             blocks, each, count, grain, scratch = part_items(host, elem, spec, source, x.m, steps, panels, parts, rows=rows)
-            cuts = [blocks, each, fn.i64(1), fn.i64(spec.tile_elements(elem)), *map(host.machine, AHEAD)]
+            cuts = [blocks, each, fn.i64(1), fn.i64(spec.tile_elements(elem)), *prefetching(host, elem, spec)]
             args = [x.a, *x.a_strides[2:], zero, zero, *b, x.m, x.n, x.k, parts, *cuts, zero, null, null, null, memory, host.kept()]
             host.launch(self.kernel(rows=rows, source=source, parts=True), args, count, grain, scratch)
             return []
@@ -310,7 +310,7 @@ class Matmul:
         beside = fn.and_(fn.cmp("gt", plan.blocks, 1), fn.cmp("le", plan.rows, self.spec.rows(self.elem)))
         touch = fn.select(beside, fn.int_to_ptr(fn.i64(0)), self._touch(host, x))
         batch0, batch1, row, column = x.a_strides
-        cuts = [plan.blocks, plan.kc, plan.nc, plan.tiles, *map(host.machine, AHEAD)]
+        cuts = [plan.blocks, plan.kc, plan.nc, plan.tiles, *prefetching(host, self.elem, self.spec)]
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1)]
         result = fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result
         fetches = fn.cast(leaves_caches(host, self.elem, x), I64, signed=False)

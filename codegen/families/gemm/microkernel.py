@@ -151,8 +151,8 @@ def emit_microkernel_table(
     near: range = range(0),
 ) -> str:
     """Emits all variants and a constant table of them, entry mr - 1 for mr rows; returns the table's symbol. With `narrow` as many
-    narrow ones follow. Those of so many rows are `near`; of narrow ones only those that always are."""
-    high, low = spec.rows(elem), near_heights(elem, spec, alone=False)
+    narrow ones follow. Those of so many rows are `near`; of narrow ones only those that are of low tiles."""
+    high, low = spec.rows(elem), near_heights(elem, spec, rows=False)
     which = "_ahead" if not near else "_near" if high in near else "_low_near"
     name = f"ukr_table_{elem}{_form(elem, rows, narrow, placed)}{spec.suffix}{which}"
     if name not in module.globals:
@@ -167,10 +167,10 @@ def emit_microkernel_table(
     return name
 
 
-def near_heights(elem: str, spec: TileSpec, *, alone: bool) -> range:
-    """Of tiles that read panels of B one behind the other those that prefetch what they read soon: a row panel that is `alone`, as
-    low ones are in any case, since the panels of more rows than a tile has are nearly equal."""
-    return range(1, spec.rows(elem) + 1 if alone else (spec.rows(elem) + 1) // 2)
+def near_heights(elem: str, spec: TileSpec, *, rows: bool) -> range:
+    """The row panels that may prefetch what they read soon where they are alone: any whose `rows` are read in place; of those that
+    are packed, which few are, low ones."""
+    return range(1, spec.rows(elem) + 1 if rows else (spec.rows(elem) + 1) // 2)
 
 
 def least_packing(elem: str, spec: TileSpec) -> int:

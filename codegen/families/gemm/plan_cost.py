@@ -51,6 +51,7 @@ _SHARED_COPIES = 4
 _APART_CYCLES, _APART_BYTES, _WIDE_PANELS, _B_SHARE = 20, 256, (16, 8), 4
 # Where rows of A don't stay in the second-level cache, they come from the third. Of a step's products one part in so many is lost,
 # or what that takes longer than one part in so many.
+# What each block reads of B is lost in part, too, where it isn't in the second-level cache: fetching it takes instructions.
 _UNCACHED_SHARE, _HIDDEN_SHARE = 16, 8
 
 
@@ -120,7 +121,8 @@ class RightSide:
         with fn.wrapping():
             nbytes = fn.mul(fn.mul(k, columns), row_bytes * _B_SHARE)
         inside = fn.cmp("le", nbytes, fn.mul(host.l2_bytes, _B_SHARE // 2))  # of the second-level cache
-        near = fn.or_(inside, fn.and_(fn.cmp("le", nbytes, host.machine("l3_bytes")), fn.not_(slow)))
+        near = fn.and_(fn.cmp("le", nbytes, host.machine("l3_bytes")), fn.cmp("le", beside, host.machine("l3_bytes")))
+        near = fn.or_(inside, fn.and_(near, fn.not_(slow)))
         # Rows of a B from memory are read at half the rate while they are multiplied, or less.
         far = passes_caches(host, fn.divu(nbytes, _B_SHARE * _FAR_EXCESS))
         far = fn.and_(far, fn.cmp("gt", m, _FEW_PANELS * spec.rows(elem)))
@@ -217,11 +219,12 @@ class BlockCosts:
             uncached = fn.and_(uncached, fn.not_(fn.and_(self.fits_once, fn.cmp("eq", blocks, 1))))
         away = fn.sub(cycles_from_l3(host, fn.mul(rows, self.a_bytes)), fn.divu(work, _HIDDEN_SHARE))
         work = fn.add(work, fn.select(uncached, fn.max(fn.divu(work, _UNCACHED_SHARE), away), 0))
-        step = fn.max(work, right.again)
+        step = fn.add(fn.max(work, right.again), fn.divu(right.again, _HIDDEN_SHARE))
         if right.copied:
             shared = fn.mul(shared_copies(host), host.num_threads)
             share = fn.divu(fn.mul(right.copying, fn.add(shared, _PACKED_COPIES)), blocks)
             step = fn.add(step, fn.select(right.packs_own(blocks, rows), right.own, share))
         row_apart = fn.max(cycles_from_l3(host, fn.i64(_APART_BYTES)), _APART_CYCLES)
-        apart = fn.select(fn.and_(right.wide, fn.cmp("gt", in_block, 1)), fn.mul(rows, row_apart), 0)
+        side_by_side = fn.and_(fn.cmp("le", in_block, 1), right.near)
+        apart = fn.select(fn.and_(right.wide, fn.not_(side_by_side)), fn.mul(rows, row_apart), 0)
         return fn.add(fn.add(fn.mul(self.k, step), fn.mul(in_block, call_cycles(spec))), apart)

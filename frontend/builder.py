@@ -403,6 +403,10 @@ class OpBuilder:
                 self.checked.add(left)
                 self.dims.shorten(left)
 
+    def need_all(self, right: Value, message: str) -> None:
+        """Fails the call where an element isn't true."""
+        self.op(control.AssertTensor, [self.reduce(right, "all", list(range(self.rank(right))))], {"message": message})
+
     def size(self, e: Any) -> sympy.Expr:
         """A size, simplified by what is known. Where the exported program states it as it is for non-empty inputs (s - 1 for
         x[1:]), non-emptiness becomes part of the contract."""

@@ -13,14 +13,20 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from dhlo.serve.doors import ServerOptions
-from dhlo.serve.replies import FORCED, CallForm, Part, ReplyReader, call_form_of, thinking_of
+from dhlo.serve.replies import FORCED, CallForm, Part, Reader, ReplyReader, call_form_of, thinking_of
 from dhlo.serve.server import make_app
 from dhlo.serve.tokens import Tokenizer
 from tests.serving import CHATML, WORDS, RuleEngine, byte_level, rule_served
 from tests.test_server import TOOL, events, is_error
 
 THINK = ("<think>", "</think>")
-FORMS = {"tags": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama": "<|python_tag|>"}
+FORMS = {
+    "tags": "<tool_call>",
+    "mistral": "[TOOL_CALLS]",
+    "llama": "<|python_tag|>",
+    "deepseek": "<｜tool▁calls▁begin｜>",
+    "kimi": "<|tool_calls_section_begin|>",
+}
 CALL = '{"name": "f", "arguments": {"x": 1}}'
 Said = list[tuple[str, Any]]
 
@@ -31,7 +37,7 @@ def form_of(name: str) -> CallForm:
     return form
 
 
-def read(reader: ReplyReader, texts: Sequence[str]) -> Said:
+def read(reader: Reader, texts: Sequence[str]) -> Said:
     """The parts, those of a kind that stand behind each other as one."""
     out: Said = []
     parts = [p for t in texts for p in reader.push(t)] + reader.push("", last=True)
@@ -93,6 +99,25 @@ READ |= {
         "numbers that JSON doesn't have": '{"name": "f", "arguments": {"x": NaN}}',
         "numbers that are too large": '{"name": "f", "arguments": {"x": 1e999}}',
     }.items()
+}
+BEGIN, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+OLD = f'{BEGIN}function{SEP}f\n```json\n{{"x": 1}}\n```{END}'
+NEW = f'{BEGIN}f{SEP}{{"x": 1}}{END}'
+G = f'{BEGIN}g{SEP}{{"y": "2"}}{END}'
+KIMI = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
+ASKED = '<|tool_call_begin|>{}<|tool_call_argument_begin|>{{"x": 1}}<|tool_call_end|>'
+READ |= {
+    "deepseek's": ("deepseek", f"So.\n<｜tool▁calls▁begin｜>{OLD}<｜tool▁calls▁end｜>", [("content", "So."), F1]),
+    "deepseek's later": ("deepseek", f"<｜tool▁calls▁begin｜>{NEW}{G}<｜tool▁calls▁end｜>", [F1, G2]),
+    "deepseek's, cut short": ("deepseek", f"<｜tool▁calls▁begin｜>{NEW}", [F1]),
+    "deepseek's, without a name": (
+        "deepseek",
+        f"<｜tool▁calls▁begin｜>{BEGIN}f{END}<｜tool▁calls▁end｜>",
+        [("content", f"<｜tool▁calls▁begin｜>{BEGIN}f{END}<｜tool▁calls▁end｜>")],
+    ),
+    "kimi's": ("kimi", KIMI.format(ASKED.format("functions.f:0")), [F1]),
+    "kimi's, without what is around names": ("kimi", KIMI.format(ASKED.format("f") + ASKED.format("f:12")), [F1, F1]),
+    "kimi's, without one": ("kimi", KIMI.format(""), [("content", KIMI.format(""))]),
 }
 READ |= {
     "an open parameter": ("tags", "<tool_call><function=f><parameter=x>1</tool_call>", [("call", ("f", {}))]),

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from dhlo.serve.metrics import Metrics, Timing
 from dhlo.serve.openai import ApiError
-from dhlo.serve.replies import ReplyReader, ToolCall
+from dhlo.serve.replies import Reader, ReplyReader, ToolCall
 from dhlo.serve.tokens import TextStream, Tokenizer
 from dhlo.serve.types import EngineStats, Event, FinishReason, SamplingParams, TokenLogprobs
 
@@ -263,7 +263,7 @@ class Chat(Writer):
         model: str,
         prompted: Sequence[Prompted],
         tokenizer: Tokenizer,
-        reader: Callable[[], ReplyReader] = ReplyReader,
+        reader: Callable[[], Reader] = ReplyReader,
         *,
         long_ids: bool = True,
     ) -> None:

@@ -14,7 +14,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dhlo.errors import ContractError, ModelFileError
-from dhlo.serve.replies import CallForm, call_form_of, thinking_of
+from dhlo.serve.harmony import FINAL, MARKS, HarmonyReader, is_harmony
+from dhlo.serve.replies import FORCED, CallForm, Reader, ReplyReader, Schemas, call_form_of, thinking_of
 
 __all__ = ["ChatTemplate"]
 
@@ -35,10 +36,9 @@ class ChatTemplate:
         environment = _environment()
         self._special = dict(special or {})
         written = templates.get(_TOOLS, "") + templates[_DEFAULT]
-        self.calls: CallForm | None = call_form_of(written)
-        """The form that the model writes calls of tools in, if it is known."""
-        self.thinking: tuple[str, str] | None = thinking_of(written)
-        """What stands around its thoughts, if it has any."""
+        self._harmony = is_harmony(written)
+        self._calls: CallForm | None = None if self._harmony else call_form_of(written)
+        self._thinking: tuple[str, str] | None = None if self._harmony else thinking_of(written)
         self._templates = dict[str, Any]()
         for name, text in templates.items():
             try:
@@ -49,7 +49,22 @@ class ChatTemplate:
     @property
     def marks(self) -> list[str]:
         """Tokens that are to be seen in a text, though tokenizers may call them special."""
-        return [*(() if self.calls is None else self.calls.special), *(self.thinking or ())]
+        return [*(() if self._calls is None else self._calls.special), *(self._thinking or ()), *(MARKS if self._harmony else ())]
+
+    @property
+    def long_ids(self) -> bool:
+        """Whether calls' ids may be of any length; else they have nine letters and digits."""
+        return self._calls is None or self._calls.long_ids
+
+    def reader(self, prompt: str, schemas: Schemas, *, held: bool, must_call: bool) -> Reader:
+        """What takes the answer to a prompt apart, in which tools of these `schemas` may be called. What a grammar makes, where it
+        is `held` to one, is no thought, though the prompt may have begun one; of an answer that `must_call` it makes a call."""
+        if held:
+            return ReplyReader(FORCED if must_call else self._calls if schemas else None, schemas=schemas)
+        if self._harmony:
+            return HarmonyReader(schemas)
+        inside = self._thinking is not None and prompt.rstrip().endswith(self._thinking[0])
+        return ReplyReader(self._calls if schemas else None, self._thinking, inside=inside, schemas=schemas)
 
     @staticmethod
     def of_folder(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
@@ -83,9 +98,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        held: bool = False,
         **variables: Any,
     ) -> str:
-        """The prompt for messages, which are values of JSON, each an object. `variables` are for the template, too.
+        """The prompt for messages, which are values of JSON, each an object. `variables` are for the template, too. Where a grammar
+        makes the answer, which is `held` to it, what marks an answer's beginning is the prompt's.
 
         Raises ContractError where the template refuses them.
         """
@@ -96,7 +113,7 @@ class ChatTemplate:
             text: str = template.render(given)
         except Exception as e:  # a template can raise anything by what it does with the messages
             raise ContractError(f"the chat template refuses the messages: {e}") from None
-        return text
+        return text + FINAL if self._harmony and held and add_generation_prompt else text
 
 
 def _content(token: Any) -> str:

@@ -130,7 +130,7 @@ class ChatBody(SamplingBody):
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs: goes with logprobs: true", param="top_logprobs")
         variables = dict(self.chat_template_kwargs or {})
-        if taken := {"messages", "tools", "add_generation_prompt", "self"} & variables.keys():
+        if taken := {"messages", "tools", "add_generation_prompt", "held", "self"} & variables.keys():
             raise ApiError(400, f"chat_template_kwargs: '{min(taken)}' is the request's own", param="chat_template_kwargs")
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort

@@ -7,9 +7,21 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
-__all__ = ["FORCED", "CallForm", "Part", "ReplyReader", "ToolCall", "call_form_of", "thinking_of"]
+__all__ = [
+    "FORCED",
+    "CallForm",
+    "Part",
+    "Reader",
+    "ReplyReader",
+    "Schemas",
+    "ToolCall",
+    "call_form_of",
+    "call_of",
+    "safe_length",
+    "thinking_of",
+]
 
 
 @dataclass(frozen=True)
@@ -29,7 +41,8 @@ class Part:
     call: ToolCall | None = None
 
 
-_Schemas = Mapping[str, Mapping[str, Any]]  # of tools' arguments, by name
+Schemas = Mapping[str, Mapping[str, Any]]
+"""Of tools' arguments, by name."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ class CallForm:
     """Behind other text, too, rather than at the beginning alone."""
     keeps: bool
     """What opens it is part of it."""
-    read: Callable[[str, _Schemas], list[ToolCall]]
+    read: Callable[[str, Schemas], list[ToolCall]]
     """The calls in what is between. Raises ValueError."""
     special: tuple[str, ...] = ()
     """Tokens that are to be seen in the text, though tokenizers call them special."""
@@ -66,7 +79,8 @@ def _dumped(given: dict[str, Any]) -> str:
     return text
 
 
-def _call_of(name: str, given: Any) -> ToolCall:
+def call_of(name: str, given: Any) -> ToolCall:
+    """A call with these arguments, an object or its text. Raises ValueError."""
     if isinstance(given, str):  # some models write text of JSON into JSON
         given = _DECODER.decode(given)
     if not isinstance(given, dict):
@@ -78,10 +92,10 @@ def _call_of(name: str, given: Any) -> ToolCall:
 def _of_object(call: Any) -> ToolCall:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         raise ValueError("a call is an object with a name")
-    return _call_of(call["name"], call.get("arguments", call.get("parameters", {})))
+    return call_of(call["name"], call.get("arguments", call.get("parameters", {})))
 
 
-def _of_json(text: str, _: _Schemas) -> list[ToolCall]:
+def _of_json(text: str, _: Schemas) -> list[ToolCall]:
     """One object, a list of such, or several, one behind the other (Llama's stand between semicolons)."""
     out, at = list[ToolCall](), 0
     while at < len(text):
@@ -111,7 +125,7 @@ def _between(text: str, *marks: str) -> Iterator[tuple[str, ...]]:
         at = text.find(marks[0], at)
 
 
-def _typed(name: str, pairs: Iterable[tuple[str, ...]], schemas: _Schemas) -> ToolCall:
+def _typed(name: str, pairs: Iterable[tuple[str, ...]], schemas: Schemas) -> ToolCall:
     """A call whose arguments are text: those that the schema doesn't call texts are JSON, if they can be."""
     known, out = schemas.get(name, {}).get("properties") or {}, dict[str, Any]()
     for key, text in pairs:
@@ -122,10 +136,10 @@ def _typed(name: str, pairs: Iterable[tuple[str, ...]], schemas: _Schemas) -> To
                 out[key] = _DECODER.decode(text)
             except (ValueError, RecursionError):
                 pass
-    return _call_of(name, out)
+    return call_of(name, out)
 
 
-def _of_tags(text: str, schemas: _Schemas) -> list[ToolCall]:
+def _of_tags(text: str, schemas: Schemas) -> list[ToolCall]:
     """JSON (Hermes, Qwen), <function=...> (Qwen's coders), or a name and <arg_key> (GLM)."""
     if text.startswith("<function="):
         name, _, rest = text.removeprefix("<function=").partition(">")
@@ -142,7 +156,7 @@ def _of_tags(text: str, schemas: _Schemas) -> list[ToolCall]:
 _NAMED: Final = re.compile(r"([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?(?=\s*\{)")
 
 
-def _of_mistral(text: str, schemas: _Schemas) -> list[ToolCall]:
+def _of_mistral(text: str, schemas: Schemas) -> list[ToolCall]:
     """A list of JSON, or each call's name before its arguments."""
     if text.startswith(("[", "{")):
         return _of_json(text, schemas)
@@ -151,7 +165,7 @@ def _of_mistral(text: str, schemas: _Schemas) -> list[ToolCall]:
         found = _NAMED.match(part)
         if found is None:
             raise ValueError("a call begins with a name")
-        out.append(_call_of(found[1], _DECODER.decode(part[found.end() :].lstrip())))
+        out.append(call_of(found[1], _DECODER.decode(part[found.end() :].lstrip())))
     return out
 
 
@@ -167,10 +181,59 @@ _MISTRAL: Final = CallForm(
 )
 
 
-def _of_llama(text: str, schemas: _Schemas) -> list[ToolCall]:
+def _of_llama(text: str, schemas: Schemas) -> list[ToolCall]:
     return _of_json(text.removeprefix("<|python_tag|>").lstrip(), schemas)
 
 
+def _of_deepseek(text: str, _: Schemas) -> list[ToolCall]:
+    """Each call a name and its arguments, or its type, and a name before a block of JSON (before DeepSeek 3.1)."""
+    out = list[ToolCall]()
+    for (call,) in _between(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"):
+        name, mark, arguments = call.partition("<｜tool▁sep｜>")
+        if not mark:
+            raise ValueError("a call has a name and arguments")
+        if not arguments.lstrip().startswith("{"):
+            name, mark, arguments = arguments.partition("\n")
+            arguments = arguments.strip().removeprefix("```json").removesuffix("```")
+        out.append(call_of(name.strip(), arguments.strip()))
+    if not out:
+        raise ValueError("there is no call")
+    return out
+
+
+_KIMI_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
+
+
+def _of_kimi(text: str, _: Schemas) -> list[ToolCall]:
+    """Each call an id, which holds its name, and its arguments."""
+    marks = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+    out = list[ToolCall]()
+    for id, arguments in _between(text, *marks):
+        found = _KIMI_ID.fullmatch(id.strip())
+        if found is None:
+            raise ValueError("a call has a name")
+        out.append(call_of(found[1], arguments.strip()))
+    if not out:
+        raise ValueError("there is no call")
+    return out
+
+
+_DEEPSEEK: Final = CallForm(
+    ("<｜tool▁calls▁begin｜>",),
+    "<｜tool▁calls▁end｜>",
+    anywhere=True,
+    keeps=False,
+    read=_of_deepseek,
+    special=tuple(f"<｜tool▁{x}｜>" for x in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")),
+)
+_KIMI: Final = CallForm(
+    ("<|tool_calls_section_begin|>",),
+    "<|tool_calls_section_end|>",
+    anywhere=True,
+    keeps=False,
+    read=_of_kimi,
+    special=tuple(f"<|tool_call{x}|>" for x in ("s_section_begin", "s_section_end", "_begin", "_end", "_argument_begin")),
+)
 _LLAMA: Final = CallForm(("<|python_tag|>", "{"), None, anywhere=False, keeps=True, read=_of_llama, special=("<|python_tag|>",))
 FORCED: Final = CallForm(("{",), None, anywhere=False, keeps=True, read=_of_json)
 """Of answers that a grammar holds to be a call."""
@@ -178,6 +241,8 @@ FORCED: Final = CallForm(("{",), None, anywhere=False, keeps=True, read=_of_json
 _FORMS: Final = (
     ("<tool_call>", _TAGS),
     ("[TOOL_CALLS]", _MISTRAL),
+    ("<｜tool▁calls▁begin｜>", _DEEPSEEK),
+    ("<|tool_calls_section_begin|>", _KIMI),
     ("dictionary of argument name and its value", _LLAMA),
     ("<|python_tag|>", _LLAMA),
 )
@@ -194,6 +259,14 @@ def thinking_of(template: str) -> tuple[str, str] | None:
     return next((marks for marks in _THINKING if marks[1] in template), None)
 
 
+class Reader(Protocol):
+    """Takes one choice's text apart, as it comes."""
+
+    def push(self, text: str, *, last: bool = False) -> list[Part]:
+        """What this text adds; `last`: none follows."""
+        ...
+
+
 class ReplyReader:
     """The parts of one choice's text, as it comes. Joined they are the text, without marks, but for what stands before and behind
     these: empty lines."""
@@ -204,7 +277,7 @@ class ReplyReader:
         thinking: tuple[str, str] | None = None,
         *,
         inside: bool = False,
-        schemas: _Schemas | None = None,
+        schemas: Schemas | None = None,
     ) -> None:
         """`inside`: the prompt has begun the thoughts. `schemas`: of tools' arguments, by their names."""
         self._form, self._thinking, self._schemas = form, thinking, schemas or {}
@@ -245,7 +318,7 @@ class ReplyReader:
         if not self._thought:
             self._text = self._text.lstrip()
         at = self._text.find(mark)
-        end = at if at >= 0 else len(self._text) if last else _safe(self._text, (mark,))
+        end = at if at >= 0 else len(self._text) if last else safe_length(self._text, (mark,))
         thought = self._take(len(self._text[:end].rstrip()))
         self._thought = self._thought or bool(thought)
         if at >= 0:
@@ -265,7 +338,7 @@ class ReplyReader:
         opens = form.opens if form is not None and form.anywhere else ()
         found = [(at, mark) for mark in opens if (at := self._text.find(mark)) >= 0]
         if not found:  # empty lines before a call are none of the answer
-            end = len(self._text) if last else len(self._text[: _safe(self._text, opens)].rstrip() if opens else self._text)
+            end = len(self._text) if last else len(self._text[: safe_length(self._text, opens)].rstrip() if opens else self._text)
             return [Part("content", self._take(end))]
         at, mark = min(found)
         said = Part("content", self._take(len(self._text[:at].rstrip())))
@@ -299,7 +372,7 @@ class ReplyReader:
         return taken
 
 
-def _safe(text: str, marks: Iterable[str]) -> int:
+def safe_length(text: str, marks: Iterable[str]) -> int:
     """How much of a text is certainly before any mark: all but an end that may begin one."""
     longest = (k for mark in marks for k in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:k]))
     return len(text) - max(longest, default=0)

@@ -8,6 +8,7 @@ import math
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +33,6 @@ from dhlo.serve.openai import (
     check_context,
     parse,
 )
-from dhlo.serve.replies import FORCED, ReplyReader
 from dhlo.serve.speech_server import make_speech_app
 from dhlo.serve.types import QueueFullError, SamplingParams
 
@@ -95,20 +95,17 @@ class _Doors(Doors):
         arguments, schemas = body.template_arguments(), body.schemas
         tokenizer = self._served.tokenizer
 
+        constraints = await self._constraints(body, 1)
+        held = constraints != [None]
+
         def rendered() -> tuple[str, list[int]]:
-            text = template.render(**arguments)
+            text = template.render(**arguments, held=held)
             return text, tokenizer.encode(text, special=False)
 
         text, prompt = await aside(rendered, len(data))
-        constraints = await self._constraints(body, 1)
         prompted = self._submit(body, adapter, [prompt], None, constraints)
-        form = FORCED if body.must_call else template.calls if schemas else None
-        # What a grammar makes is no thought, though the prompt may have begun one.
-        thinking = template.thinking if constraints == [None] else None
-        inside = thinking is not None and text.rstrip().endswith(thinking[0])
-        reader = lambda: ReplyReader(form, thinking, inside=inside, schemas=schemas)
-        long_ids = template.calls is None or template.calls.long_ids
-        writer = Chat(uuid.uuid4().hex, adapter or self._name, prompted, tokenizer, reader, long_ids=long_ids)
+        reader = partial(template.reader, text, schemas, held=held, must_call=body.must_call)
+        writer = Chat(uuid.uuid4().hex, adapter or self._name, prompted, tokenizer, reader, long_ids=template.long_ids)
         return await self._answer(http, body, prompted, writer)
 
     async def complete(self, http: Request) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import sympy
@@ -16,6 +17,7 @@ from dhlo.frontend.compat import prims
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ir.dialect import Op
 from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import product
 
 
 def _overloads(*names: str) -> list[Any]:
@@ -198,17 +200,26 @@ def _mul(b: OpBuilder, x: Operand, y: Operand) -> Value:
 def _div(b: OpBuilder, x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return b.div(x, y)
-    return b.ew(ew.FloorDiv if rounding_mode == "floor" else ew.TruncDiv, x, y)
+    return _quotient(b, x, y, cls=ew.FloorDiv if rounding_mode == "floor" else ew.TruncDiv)
 
 
-@lowers(*_overloads("floor_divide"))
-def _floor_divide(b: OpBuilder, x: Operand, y: Operand) -> Value:
-    return b.ew(ew.FloorDiv, x, y)
+def _quotient(b: OpBuilder, x: Operand, y: Operand, *, cls: type[Op]) -> Value:
+    """A rounded quotient or remainder. Whole numbers divided by zero fail the call, unless there are none to divide."""
+    if b.result_type(x, y).is_int:
+        message = "a whole number is divided by zero"
+        if b.is_tensor(y):
+            shape = b.shape(y)
+            fine = b.reduce(b.ew(ew.Ne, y, 0), "all", list(range(len(shape))))
+            if b.is_tensor(x) and (whole := b.broadcast_shape(b.shape(x), shape)) != shape:
+                fine = b.ew(ew.Or, fine, b.ew(ew.Eq, b.full([], product(whole), "i64"), 0))
+            b.need_all(fine, message)
+        elif isinstance(y, int) and y == 0:
+            raise CompileError(message)
+    return b.ew(cls, x, y)
 
 
+_QUOTIENTS: dict[str, type[Op]] = {"floor_divide": ew.FloorDiv, "remainder": ew.Remainder, "fmod": ew.Fmod}
 _BINARY: dict[str, type[Op]] = {
-    "remainder": ew.Remainder,
-    "fmod": ew.Fmod,
     "gcd": ew.Gcd,
     "maximum": ew.Maximum,
     "minimum": ew.Minimum,
@@ -251,6 +262,8 @@ def _register_binary() -> None:
 
     for name, cls in _BINARY.items():
         lowers(*_overloads(name))(rule(cls))
+    for name, cls in _QUOTIENTS.items():
+        lowers(*_overloads(name))(partial(_quotient, cls=cls))
     for name, cls in _LOGICAL.items():
         lowers(*_overloads(name))(logical(cls))
     lowers(A.max.other)(rule(ew.Maximum))

@@ -112,7 +112,7 @@ def _ldl_factor(b: OpBuilder, x: Operand, *, hermitian: bool = False, check_erro
 def _ldl_solve(b: OpBuilder, x: Operand, pivots: Value, y: Operand, *, hermitian: bool = False) -> Operand:
     n, size = b.shape(_real(x))[-1], b.op(ew.Abs, [b.convert(pivots, "i64")])
     rows = b.ew(ew.And, b.ew(ew.Ge, size, 1), b.ew(ew.Le, size, n))
-    LOWERINGS[A._assert_async.msg](b, b.reduce(rows, "all", list(range(b.rank(rows)))), "linalg.ldl_solve: a pivot names no row")
+    b.need_all(rows, "linalg.ldl_solve: a pivot names no row")
     numbers = b.unsqueeze(b.convert(pivots, b.dtype(_real(x))), b.rank(pivots) - 1)
     x, numbers, y = _together(b, x, numbers, y)
     d = b.rank(numbers) - 2
@@ -183,7 +183,7 @@ def _iterated(b: OpBuilder, name: str, cls: Any, x: Operand, **attrs: Any) -> li
     *made, info = _factor(b, cls, x, **attrs)
     found = b.ew(ew.Eq, info, 0)
     message = f"{name}: a matrix isn't finite, or the algorithm didn't converge"
-    LOWERINGS[A._assert_async.msg](b, b.reduce(found, "all", list(range(b.rank(found)))), message)
+    b.need_all(found, message)
     return made
 
 

@@ -269,7 +269,7 @@ def _istft(
         t = b.iota([size], 0, "i64", start=start)
         envelope = b.select(b.ew(ew.Lt, t, whole), envelope, 1.0)
     enough = b.reduce(b.ew(ew.Gt, b.unary(ew.Abs, envelope), 1e-11), "all", [0])
-    LOWERINGS[A._assert_async.msg](b, enough, "istft: the windows don't cover all samples")
+    b.need_all(enough, "istft: the windows don't cover all samples")
     return _each(b, y, lambda v: b.div(overlapped(b, b.mul(v, w), hop, start, size), envelope))
 
 

@@ -12,7 +12,7 @@ import torch
 from dhlo.frontend.aten.reduction import scan
 from dhlo.frontend.builder import OpBuilder, Operand, Size, Value
 from dhlo.frontend.compat import aten as A
-from dhlo.frontend.registry import LOWERINGS, lowers
+from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import lookup, random
 from dhlo.ir.symbols import as_expr
@@ -198,13 +198,8 @@ def _normal_of(b: OpBuilder, mean: Operand, std: Operand = 1.0, **_: Any) -> Val
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def _need(b: OpBuilder, right: Value, message: str) -> None:
-    """Fails the call where an element isn't true."""
-    LOWERINGS[A._assert_async.msg](b, b.reduce(right, "all", list(range(b.rank(right)))), message)
-
-
 def _need_probabilities(b: OpBuilder, p: Value) -> None:
-    _need(b, b.ew(ew.And, b.ew(ew.Ge, p, 0.0), b.ew(ew.Le, p, 1.0)), "bernoulli: a probability is below 0, above 1 or NaN")
+    b.need_all(b.ew(ew.And, b.ew(ew.Ge, p, 0.0), b.ew(ew.Le, p, 1.0)), "bernoulli: a probability is below 0, above 1 or NaN")
 
 
 @lowers(A.bernoulli.default)
@@ -226,8 +221,8 @@ def _multinomial(b: OpBuilder, weights: Value, count: Any, replacement: bool = F
     *rows, n = b.shape(weights)
     w = b.convert(weights, "f64")
     right = b.ew(ew.And, b.ew(ew.Ge, w, 0.0), b.ew(ew.Lt, w, math.inf))  # NaN is neither
-    _need(b, right, "multinomial: a weight is negative, infinite or NaN")
-    _need(b, b.ew(ew.Gt, b.reduce(w, "max", [last]), 0.0), "multinomial: the weights of a row are all zero")
+    b.need_all(right, "multinomial: a weight is negative, infinite or NaN")
+    b.need_all(b.ew(ew.Gt, b.reduce(w, "max", [last]), 0.0), "multinomial: the weights of a row are all zero")
     if not replacement:  # the `count` first of independent clocks whose rates are the weights
         race = b.div(w, _exponential(b, b.shape(w), DTYPES["f64"]))
         types = [TensorType.of("f64", [*rows, count]), TensorType.of("i64", [*rows, count])]

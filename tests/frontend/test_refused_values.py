@@ -10,7 +10,7 @@ import torch
 from torch.export import Dim, export
 
 import dhlo
-from dhlo.errors import ContractError
+from dhlo.errors import CompileError, ContractError
 from tests.calls import Call
 
 F = Callable[..., Any]
@@ -86,6 +86,53 @@ def test_weights_of_draws(replacement: bool) -> None:
         with pytest.raises(ContractError, match=match):
             c(torch.tensor(wrong))
         assert c(torch.tensor([[0.0, 0, 1], [0, 5, 0]])).tolist() == [[2], [1]]
+
+
+QUOTIENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "floor": lambda x, y: x // y,
+    "trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "remainder": lambda x, y: x % y,
+    "fmod": torch.fmod,
+    "in place": lambda x, y: x.clone().remainder_(y),
+    "of a number": lambda x, y: x * (7 % y),
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_whole_numbers_divided_by_zero(name: str) -> None:
+    f, x, y = QUOTIENTS[name], torch.arange(-6, 6).reshape(4, 3), torch.tensor([1, -2, 3])
+    c = compiled(f, x, y, dims=({0: Dim("n", min=0)}, {}))
+    for rows in (1, 4, 0):
+        assert torch.equal(c(x[:rows], y), f(x[:rows], y))
+        zero = torch.tensor([1, 0, 3])
+        if rows or name == "of a number":
+            with pytest.raises(ContractError, match="a whole number is divided by zero"):
+                c(x[:rows], zero)
+        else:  # nothing is divided
+            assert c(x[:0], zero).shape == (0, 3)
+    assert torch.equal(c(x, y), f(x, y))
+
+
+def test_quotients_that_arent_reached_may_divide_by_zero() -> None:
+    f = lambda x, y: torch.cond((y != 0).all(), lambda x, y: x // y, lambda x, y: x + y, (x, y))
+    x, y = torch.arange(4), torch.tensor([1, 2, 3, 4])
+    c = compiled(f, x, y, dims=({0: Dim("n", min=0)}, {0: Dim("n", min=0)}))
+    for divisor in (y, torch.tensor([1, 0, 3, 4])):
+        assert torch.equal(c(x, divisor), f(x, divisor))
+
+
+def test_a_divisor_that_is_zero() -> None:
+    with pytest.raises(CompileError, match="a whole number is divided by zero"):
+        compiled(lambda x: x % 0, torch.arange(4), dims=({0: Dim("n")},))
+
+
+def test_classes_that_there_arent() -> None:
+    c = compiled(lambda x: torch.nn.functional.one_hot(x, 5), torch.tensor([1, 2]), dims=({0: Dim("n", min=0)},))
+    for wrong in ([5], [0, -1], [2**40]):
+        with pytest.raises(ContractError, match="one_hot: there is no such class"):
+            c(torch.tensor(wrong))
+    for given in (torch.tensor([4, 0, 1]), torch.zeros(0, dtype=torch.long)):
+        assert torch.equal(c(given), torch.nn.functional.one_hot(given, 5))
 
 
 class EveryNth(torch.nn.Module):

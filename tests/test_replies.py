@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from dhlo.serve.call_forms import FORCED, CallForm, call_form_of
 from dhlo.serve.doors import ServerOptions
-from dhlo.serve.replies import FORCED, CallForm, Part, Reader, ReplyReader, call_form_of, thinking_of
+from dhlo.serve.replies import Part, Reader, ReplyReader, thinking_of
 from dhlo.serve.server import make_app
 from dhlo.serve.tokens import Tokenizer
 from tests.serving import CHATML, WORDS, RuleEngine, byte_level, rule_served
@@ -26,6 +27,13 @@ FORMS = {
     "llama": "<|python_tag|>",
     "deepseek": "<｜tool▁calls▁begin｜>",
     "kimi": "<|tool_calls_section_begin|>",
+    "gemma": "<|tool_call>call:",
+    "python": "<|tool_call_start|>",
+    "phi": "<|/tool_call|>",
+    "granite": "<|tool_call|>",
+    "nemotron": "<TOOLCALL>",
+    "seed": "<seed:tool_call>",
+    "minimax": "<minimax:tool_call>",
 }
 CALL = '{"name": "f", "arguments": {"x": 1}}'
 Said = list[tuple[str, Any]]
@@ -118,6 +126,58 @@ READ |= {
     "kimi's": ("kimi", KIMI.format(ASKED.format("functions.f:0")), [F1]),
     "kimi's, without what is around names": ("kimi", KIMI.format(ASKED.format("f") + ASKED.format("f:12")), [F1, F1]),
     "kimi's, without one": ("kimi", KIMI.format(""), [("content", KIMI.format(""))]),
+}
+PYTHON = "<|tool_call_start|>{}<|tool_call_end|>"
+GEMMA = "<|tool_call>{}<tool_call|>"
+GEMMAS = (
+    'call:f{a:<|"|>it\'s "x", {y}<|"|>,b:[1,-2.5e1,true],c:{d:null, <|"|>e f<|"|>:<|"|><|"|>},g:"\\n"}',
+    {"a": 'it\'s "x", {y}', "b": [1, -25.0, True], "c": {"d": None, "e f": ""}, "g": "\n"},
+)
+READ |= {
+    "gemma's": ("gemma", "So." + GEMMA.format(GEMMAS[0]), [("content", "So."), ("call", ("f", GEMMAS[1]))]),
+    "gemma's without arguments": ("gemma", GEMMA.format("call:f{}"), [("call", ("f", {}))]),
+    "gemma's two": ("gemma", GEMMA.format("call:f{x:1}") + GEMMA.format('call:g{y:<|"|>2<|"|>}'), [F1, G2]),
+    "python's": ("python", PYTHON.format("[f(x=1), g(y='2')]"), [F1, G2]),
+    "python's, of deep literals": (
+        "python",
+        PYTHON.format("[f(x={'a': [1, None, -2.5]})]"),
+        [("call", ("f", {"x": {"a": [1, None, -2.5]}}))],
+    ),
+    "python's in JSON": ("python", PYTHON.format(f"[{CALL}]"), [F1]),
+    "phi's": ("phi", f"<|tool_call|>{CALL}<|/tool_call|>", [F1]),
+    "granite's": ("granite", f"So. <|tool_call|>[{CALL}]", [("content", "So."), F1]),
+    "nemotron's": ("nemotron", f"<TOOLCALL>[{CALL}]</TOOLCALL>", [F1]),
+    "seed's": ("seed", "<seed:tool_call>\n<function=f>\n<parameter=x>1</parameter>\n</function>\n</seed:tool_call>", [F1]),
+    "minimax's": (
+        "minimax",
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="x">1</parameter>\n<parameter name="s">7</parameter>\n</invoke>\n'
+        '<invoke name="g"></invoke>\n</minimax:tool_call>',
+        [("call", ("f", {"x": 1, "s": "7"})), ("call", ("g", {}))],
+    ),
+}
+GEMMAS_NONE = (
+    *("call:f", "f{x:1}", "call:f{x}", "call:f{x:}", "call:f{x:1", "call:f{x:1}2", "call:f{x:1 y:2}", 'call:f{x:<|"|>a}'),
+    "call:f" + "{a:" * 9999,
+)
+PYTHONS_NONE = (
+    *("", "f", "f(1)", "f(**x)", "f(x=y)", "f(x={1, 2})", "f(x={[]: 1})", "f(x=1j)", "f(x='", "[f(x=1), 2]", "f(x=b'a')"),
+    *("(" * 9999, "f(x=" + "-" * 99999 + "1)", "a" + ".b" * 99999 + "()"),
+)
+NO_CALLS = {
+    "gemma": GEMMAS_NONE,
+    "python": PYTHONS_NONE,
+    "phi": ("", "[]", "{"),
+    "minimax": ("", '<invoke name="f">', "<invoke>"),
+}
+READ |= {
+    f"{name}: no call {k}": (name, mark + text + close, [("content", mark + text + close)])
+    for name, mark, close in (
+        ("gemma", "<|tool_call>", "<tool_call|>"),
+        ("python", "<|tool_call_start|>", "<|tool_call_end|>"),
+        ("phi", "<|tool_call|>", "<|/tool_call|>"),
+        ("minimax", "<minimax:tool_call>", "</minimax:tool_call>"),
+    )
+    for k, text in enumerate(NO_CALLS[name])
 }
 READ |= {
     "an open parameter": ("tags", "<tool_call><function=f><parameter=x>1</tool_call>", [("call", ("f", {}))]),
@@ -214,6 +274,14 @@ def test_forms_of_templates() -> None:
     assert call_form_of("{{ messages }}") is None and thinking_of("{{ messages }}") is None
     assert thinking_of("{{ m.content.split('</think>') }}") == THINK
     assert thinking_of("[THINK][/THINK]") == ("[THINK]", "[/THINK]")
+    for marks in (("<seed:think>", "</seed:think>"), ("<|channel>thought", "<channel|>")):
+        assert thinking_of(" ".join(marks)) == marks
+        assert read(ReplyReader(None, marks), [f"{marks[0]}\nso", f"\n{marks[1]}b"]) == [("reasoning", "so"), ("content", "b")]
+
+
+def test_ids_that_models_give_calls() -> None:
+    (part,) = ReplyReader(form_of("kimi")).push(KIMI.format(ASKED.format("functions.f:3")), last=True)
+    assert part.call is not None and part.call.id == "functions.f:3"
 
 
 # ------------------------------------------------------------------ over HTTP

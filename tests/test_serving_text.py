@@ -171,6 +171,29 @@ def test_templates_render_as_by_transformers(template: str, chat: str, variables
 byte_level_once = functools.cache(byte_level)
 
 
+def test_arguments_of_calls_are_objects_and_their_text() -> None:
+    """Templates differ in what they take them for (DeepSeek's add them to text)."""
+    template = (
+        "{% for c in messages[0].tool_calls %}{% set a = c.function.arguments %}"
+        "{{ a | tojson }} {{ a is mapping }} {% for k, v in a | items %}{{ k }}={{ v }}{% endfor %}"
+        " {{ 'x' + a + 'y' }} {{ a }}{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "f", "arguments": {"z": "ü"}}}
+    said = ChatTemplate({"default": template}).render([{"role": "assistant", "tool_calls": [call]}])
+    assert said == '{"z": "ü"} True z=ü x{"z": "ü"}y {"z": "ü"}'
+
+
+def test_harmony_takes_thoughts_and_content_of_calls_together() -> None:
+    template = "<|channel|><|message|>{% for m in messages %}[{{ m.thinking }}|{{ m.content }}]{% endfor %}"
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    chat = ChatTemplate({"default": template})
+    said = {"role": "assistant", "content": "a", "reasoning_content": "b"}
+    marks = "<|channel|><|message|>"
+    assert chat.render([said, said | {"tool_calls": [call]}]) == f"{marks}[b|a][b\n\na|]"
+    assert chat.render([said], held=True) == f"{marks}[b|a]<|channel|>final<|message|>"
+    assert chat.render([said], held=True, add_generation_prompt=False) == f"{marks}[b|a]"
+
+
 def test_templates_of_folders(tmp_path: Path) -> None:
     assert ChatTemplate.of_folder(tmp_path, {}) is None
     named = {"chat_template": [{"name": "default", "template": "d{{ bos_token }}"}, {"name": "tool_use", "template": "t"}]}

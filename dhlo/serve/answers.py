@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
+from dhlo.serve.call_forms import ToolCall
 from dhlo.serve.metrics import Metrics, Timing
 from dhlo.serve.openai import ApiError
-from dhlo.serve.replies import Reader, ReplyReader, ToolCall
+from dhlo.serve.replies import Reader, ReplyReader
 from dhlo.serve.tokens import TextStream, Tokenizer
 from dhlo.serve.types import EngineStats, Event, FinishReason, SamplingParams, TokenLogprobs
 
@@ -314,7 +315,7 @@ class Chat(Writer):
         return {"delta": delta} if delta else None
 
     def _call(self, call: ToolCall, index: int) -> dict[str, Any]:
-        id = f"call_{uuid.uuid4().hex[:24]}" if self._long_ids else uuid.uuid4().hex[:9]
+        id = call.id or (f"call_{uuid.uuid4().hex[:24]}" if self._long_ids else uuid.uuid4().hex[:9])
         return {"index": index, "id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
     def _echo(self, text: str) -> dict[str, Any]:

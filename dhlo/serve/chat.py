@@ -14,8 +14,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dhlo.errors import ContractError, ModelFileError
+from dhlo.serve.call_forms import FORCED, CallForm, Schemas, call_form_of
 from dhlo.serve.harmony import FINAL, MARKS, HarmonyReader, is_harmony
-from dhlo.serve.replies import FORCED, CallForm, Reader, ReplyReader, Schemas, call_form_of, thinking_of
+from dhlo.serve.replies import Reader, ReplyReader, thinking_of
 
 __all__ = ["ChatTemplate"]
 
@@ -108,7 +109,10 @@ class ChatTemplate:
         """
         template = self._templates[_TOOLS if tools is not None and _TOOLS in self._templates else _DEFAULT]
         given = {"documents": None, **self._special, **variables}
-        given |= {"messages": [_told(m) for m in messages], "tools": tools, "add_generation_prompt": add_generation_prompt}
+        told = [_told(m) for m in messages]
+        if self._harmony:
+            told = [_with_thoughts_alone(m) for m in told]
+        given |= {"messages": told, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
             text: str = template.render(given)
         except Exception as e:  # a template can raise anything by what it does with the messages
@@ -124,8 +128,39 @@ def _content(token: Any) -> str:
 def _told(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message without keys that say nothing, and with its reasoning under the names that templates read it by."""
     out = {k: v for k, v in message.items() if v is not None}
+    calls = out.get("tool_calls")
+    if isinstance(calls, list):
+        out["tool_calls"] = [_call(c) if isinstance(c, Mapping) else c for c in calls]
     reasoning = next((out[k] for k in _REASONING if k in out), None)
     return out if reasoning is None else {"thinking": reasoning, **out, "reasoning_content": reasoning}
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": _Arguments(function["arguments"])}}
+
+
+class _Arguments(dict[str, Any]):
+    """A call's arguments, for templates that take them for an object and for those that take them for its text."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __radd__(self, before: str) -> str:
+        return before + str(self)
+
+    def __add__(self, after: str) -> str:
+        return str(self) + after
+
+
+def _with_thoughts_alone(message: dict[str, Any]) -> dict[str, Any]:
+    """Of a message with calls harmony's template takes thoughts or a content, which it writes as thoughts, too."""
+    thoughts, content = message.get("thinking"), message.get("content")
+    if not (message.get("tool_calls") and isinstance(thoughts, str) and isinstance(content, str) and thoughts and content):
+        return message
+    return {**message, "thinking": f"{thoughts}\n\n{content}", "content": ""}
 
 
 class _Generation(Extension):

@@ -174,6 +174,8 @@ def _message(message: dict[str, Any], place: str) -> dict[str, Any]:
         if not isinstance(calls, list):
             raise ApiError(400, f"{place}.tool_calls: is a list", param=f"{place}.tool_calls")
         out["tool_calls"] = [_call(c, f"{place}.tool_calls.{k}") for k, c in enumerate(calls)]
+        if content is None:  # to which some templates add
+            out["content"] = ""
     return out
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from dhlo.serve.replies import Part, Schemas, call_of, safe_length
+from dhlo.serve.call_forms import Schemas, call_of
+from dhlo.serve.replies import Part, safe_length
 
 __all__ = ["FINAL", "MARKS", "HarmonyReader", "is_harmony"]
 

@@ -1,35 +1,14 @@
-"""What the text of a chat's answer is made of: what is said, what was thought before, and calls of tools, in the forms that models
-are trained to write them in."""
+"""What the text of a chat's answer is made of, as it comes: what is said, what was thought before, and calls of tools."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
-__all__ = [
-    "FORCED",
-    "CallForm",
-    "Part",
-    "Reader",
-    "ReplyReader",
-    "Schemas",
-    "ToolCall",
-    "call_form_of",
-    "call_of",
-    "safe_length",
-    "thinking_of",
-]
+from dhlo.serve.call_forms import CallForm, Schemas, ToolCall
 
-
-@dataclass(frozen=True)
-class ToolCall:
-    """`arguments` are a text of JSON, an object."""
-
-    name: str
-    arguments: str
+__all__ = ["Part", "Reader", "ReplyReader", "safe_length", "thinking_of"]
 
 
 @dataclass(frozen=True)
@@ -41,217 +20,12 @@ class Part:
     call: ToolCall | None = None
 
 
-Schemas = Mapping[str, Mapping[str, Any]]
-"""Of tools' arguments, by name."""
-
-
-@dataclass(frozen=True)
-class CallForm:
-    """How a model writes calls."""
-
-    opens: tuple[str, ...]
-    """What one begins with."""
-    close: str | None
-    """What it ends with; None: the text's end."""
-    anywhere: bool
-    """Behind other text, too, rather than at the beginning alone."""
-    keeps: bool
-    """What opens it is part of it."""
-    read: Callable[[str, Schemas], list[ToolCall]]
-    """The calls in what is between. Raises ValueError."""
-    special: tuple[str, ...] = ()
-    """Tokens that are to be seen in the text, though tokenizers call them special."""
-    long_ids: bool = True
-    """Whether templates take calls' ids of any length; else they have nine letters and digits."""
-
-
-def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_constant)
-
-
-def _dumped(given: dict[str, Any]) -> str:
-    """Raises ValueError for numbers that JSON doesn't have, and halves of surrogate pairs, which no answer can hold."""
-    text = json.dumps(given, ensure_ascii=False, allow_nan=False)
-    text.encode()
-    return text
-
-
-def call_of(name: str, given: Any) -> ToolCall:
-    """A call with these arguments, an object or its text. Raises ValueError."""
-    if isinstance(given, str):  # some models write text of JSON into JSON
-        given = _DECODER.decode(given)
-    if not isinstance(given, dict):
-        raise ValueError("arguments are an object")
-    name.encode()
-    return ToolCall(name, _dumped(given))
-
-
-def _of_object(call: Any) -> ToolCall:
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        raise ValueError("a call is an object with a name")
-    return call_of(call["name"], call.get("arguments", call.get("parameters", {})))
-
-
-def _of_json(text: str, _: Schemas) -> list[ToolCall]:
-    """One object, a list of such, or several, one behind the other (Llama's stand between semicolons)."""
-    out, at = list[ToolCall](), 0
-    while at < len(text):
-        value, end = _DECODER.raw_decode(text, at)
-        out += map(_of_object, value if isinstance(value, list) else [value])
-        at = _SPACE.match(text, end).end()  # type: ignore[union-attr]
-    if not out:
-        raise ValueError("there is no call")
-    return out
-
-
-_SPACE: Final = re.compile(r"[ \t\r\n;]*")
-
-
-def _between(text: str, *marks: str) -> Iterator[tuple[str, ...]]:
-    """What stands between the marks of each group of such, in a time that grows with the text alone."""
-    at = text.find(marks[0])
-    while at >= 0:
-        parts, at = list[str](), at + len(marks[0])
-        for mark in marks[1:]:
-            end = text.find(mark, at)
-            if end < 0:
-                return
-            parts.append(text[at:end])
-            at = end + len(mark)
-        yield tuple(parts)
-        at = text.find(marks[0], at)
-
-
-def _typed(name: str, pairs: Iterable[tuple[str, ...]], schemas: Schemas) -> ToolCall:
-    """A call whose arguments are text: those that the schema doesn't call texts are JSON, if they can be."""
-    known, out = schemas.get(name, {}).get("properties") or {}, dict[str, Any]()
-    for key, text in pairs:
-        schema = known.get(key) if isinstance(known, dict) else None
-        out[key] = text
-        if not (isinstance(schema, dict) and schema.get("type") == "string"):
-            try:
-                out[key] = _DECODER.decode(text)
-            except (ValueError, RecursionError):
-                pass
-    return call_of(name, out)
-
-
-def _of_tags(text: str, schemas: Schemas) -> list[ToolCall]:
-    """JSON (Hermes, Qwen), <function=...> (Qwen's coders), or a name and <arg_key> (GLM)."""
-    if text.startswith("<function="):
-        name, _, rest = text.removeprefix("<function=").partition(">")
-        pairs = [
-            (key, value.removeprefix("\n").removesuffix("\n")) for key, value in _between(rest, "<parameter=", ">", "</parameter>")
-        ]
-        return [_typed(name.strip(), pairs, schemas)]
-    if not text.startswith(("{", "[")) and (name := text.partition("<arg_key>")[0].strip()) and "\n" not in name:
-        found = _between(text, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-        return [_typed(name, [(key.strip(), value) for key, _, value in found], schemas)]
-    return _of_json(text, schemas)
-
-
-_NAMED: Final = re.compile(r"([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?(?=\s*\{)")
-
-
-def _of_mistral(text: str, schemas: Schemas) -> list[ToolCall]:
-    """A list of JSON, or each call's name before its arguments."""
-    if text.startswith(("[", "{")):
-        return _of_json(text, schemas)
-    out = list[ToolCall]()
-    for part in filter(None, map(str.strip, text.split("[TOOL_CALLS]"))):
-        found = _NAMED.match(part)
-        if found is None:
-            raise ValueError("a call begins with a name")
-        out.append(call_of(found[1], _DECODER.decode(part[found.end() :].lstrip())))
-    return out
-
-
-_TAGS: Final = CallForm(("<tool_call>",), "</tool_call>", anywhere=True, keeps=False, read=_of_tags)
-_MISTRAL: Final = CallForm(
-    ("[TOOL_CALLS]",),
-    None,
-    anywhere=True,
-    keeps=False,
-    read=_of_mistral,
-    special=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    long_ids=False,
+_THINKING: Final = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|channel>thought", "<channel|>"),
 )
-
-
-def _of_llama(text: str, schemas: Schemas) -> list[ToolCall]:
-    return _of_json(text.removeprefix("<|python_tag|>").lstrip(), schemas)
-
-
-def _of_deepseek(text: str, _: Schemas) -> list[ToolCall]:
-    """Each call a name and its arguments, or its type, and a name before a block of JSON (before DeepSeek 3.1)."""
-    out = list[ToolCall]()
-    for (call,) in _between(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"):
-        name, mark, arguments = call.partition("<｜tool▁sep｜>")
-        if not mark:
-            raise ValueError("a call has a name and arguments")
-        if not arguments.lstrip().startswith("{"):
-            name, mark, arguments = arguments.partition("\n")
-            arguments = arguments.strip().removeprefix("```json").removesuffix("```")
-        out.append(call_of(name.strip(), arguments.strip()))
-    if not out:
-        raise ValueError("there is no call")
-    return out
-
-
-_KIMI_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
-
-
-def _of_kimi(text: str, _: Schemas) -> list[ToolCall]:
-    """Each call an id, which holds its name, and its arguments."""
-    marks = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-    out = list[ToolCall]()
-    for id, arguments in _between(text, *marks):
-        found = _KIMI_ID.fullmatch(id.strip())
-        if found is None:
-            raise ValueError("a call has a name")
-        out.append(call_of(found[1], arguments.strip()))
-    if not out:
-        raise ValueError("there is no call")
-    return out
-
-
-_DEEPSEEK: Final = CallForm(
-    ("<｜tool▁calls▁begin｜>",),
-    "<｜tool▁calls▁end｜>",
-    anywhere=True,
-    keeps=False,
-    read=_of_deepseek,
-    special=tuple(f"<｜tool▁{x}｜>" for x in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")),
-)
-_KIMI: Final = CallForm(
-    ("<|tool_calls_section_begin|>",),
-    "<|tool_calls_section_end|>",
-    anywhere=True,
-    keeps=False,
-    read=_of_kimi,
-    special=tuple(f"<|tool_call{x}|>" for x in ("s_section_begin", "s_section_end", "_begin", "_end", "_argument_begin")),
-)
-_LLAMA: Final = CallForm(("<|python_tag|>", "{"), None, anywhere=False, keeps=True, read=_of_llama, special=("<|python_tag|>",))
-FORCED: Final = CallForm(("{",), None, anywhere=False, keeps=True, read=_of_json)
-"""Of answers that a grammar holds to be a call."""
-
-_FORMS: Final = (
-    ("<tool_call>", _TAGS),
-    ("[TOOL_CALLS]", _MISTRAL),
-    ("<｜tool▁calls▁begin｜>", _DEEPSEEK),
-    ("<|tool_calls_section_begin|>", _KIMI),
-    ("dictionary of argument name and its value", _LLAMA),
-    ("<|python_tag|>", _LLAMA),
-)
-_THINKING: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-
-
-def call_form_of(template: str) -> CallForm | None:
-    """The form that a chat template shows calls in; None if it isn't known."""
-    return next((form for mark, form in _FORMS if mark in template), None)
 
 
 def thinking_of(template: str) -> tuple[str, str] | None:

@@ -16,6 +16,7 @@ __all__ = [
     "MixtureOfExperts",
     "Pixels",
     "Prefill",
+    "Products",
     "chain",
     "function",
     "resnet18",
@@ -186,6 +187,31 @@ class Prefill(Decoder):
 
 
 # ---------------------------------------------------------------------- mixture of experts
+class Products(nn.Module):
+    """The products of a decoder's layers with next to nothing between them: all weights pass the caches from call to call."""
+
+    def __init__(self, width: int, kv_width: int, hidden: int, layers: int, vocabulary: int) -> None:
+        super().__init__()
+        sizes = (
+            (width, width),
+            (width, kv_width),
+            (width, kv_width),
+            (width, width),
+            (width, hidden),
+            (width, hidden),
+            (hidden, width),
+        )
+        self.layers = nn.ModuleList(nn.ModuleList(nn.Linear(i, o, bias=False) for i, o in sizes) for _ in range(layers))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            q, k, v, o, gate, up, down = layer  # type: ignore[misc]
+            x = x + o(q(x) + torch.cat([k(x), v(x)], -1).repeat(1, x.shape[1] // k(x).shape[1] // 2))
+            x = x + down(F.relu(gate(x)) * up(x))
+        return self.head(x)  # type: ignore[no-any-return]
+
+
 class MixtureOfExperts(nn.Module):
     """A block of gated experts of which each token takes `topk`. `loop` gathers the tokens of one expert after the
     other, so sizes depend on data; otherwise every expert sees every token."""

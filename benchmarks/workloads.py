@@ -306,6 +306,15 @@ def _linear(tiny: bool) -> Iterator[Workload]:
                 (7,) if tiny else (31,),
                 dtype,
             )
+    yield Workload(
+        "w5_f32_decoder",
+        "W5 products of a decoder, f32",
+        lambda: models.Products(*((16, 8, 24, 2, 40) if tiny else (768, 192, 2048, 12, 32000))),
+        partial(_matrix, 16 if tiny else 768, torch.float32),
+        ({0: _ROWS},),
+        [(m,) for m in ((1, 5) if tiny else (1, 2, 4, 6, 8, 12, 14, 16, 24, 33, 36, 48, 52, 64, 100))],
+        (7,) if tiny else (31,),
+    )
 
 
 def _convolution(tiny: bool) -> Iterator[Workload]:

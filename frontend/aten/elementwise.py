@@ -17,7 +17,7 @@ from dhlo.frontend.compat import prims
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ir.dialect import Op
 from dhlo.ir.ops import elementwise as ew
-from dhlo.ir.symbols import product
+from dhlo.ir.symbols import as_expr, product
 
 
 def _overloads(*names: str) -> list[Any]:
@@ -206,16 +206,20 @@ def _div(b: OpBuilder, x: Operand, y: Operand, *, rounding_mode: str | None = No
 def _quotient(b: OpBuilder, x: Operand, y: Operand, *, cls: type[Op]) -> Value:
     """A rounded quotient or remainder. Whole numbers divided by zero fail the call, unless there are none to divide."""
     if b.result_type(x, y).is_int:
-        message = "a whole number is divided by zero"
-        if b.is_tensor(y):
-            shape = b.shape(y)
-            fine = b.reduce(b.ew(ew.Ne, y, 0), "all", list(range(len(shape))))
-            if b.is_tensor(x) and (whole := b.broadcast_shape(b.shape(x), shape)) != shape:
-                fine = b.ew(ew.Or, fine, b.ew(ew.Eq, b.full([], product(whole), "i64"), 0))
-            b.need_all(fine, message)
-        elif isinstance(y, int) and y == 0:
-            raise CompileError(message)
+        _need_divisor(b, x, y)
     return b.ew(cls, x, y)
+
+
+def _need_divisor(b: OpBuilder, x: Operand, y: Operand) -> None:
+    message = "a whole number is divided by zero"
+    if b.is_tensor(y):
+        shape = b.shape(y)
+        fine = b.reduce(b.ew(ew.Ne, y, 0), "all", list(range(len(shape))))
+        if b.is_tensor(x) and (whole := b.broadcast_shape(b.shape(x), shape)) != shape:
+            fine = b.ew(ew.Or, fine, b.ew(ew.Eq, b.full([], product(whole), "i64"), 0))
+        b.need_all(fine, message)
+    elif b.is_tensor(x) and (divisor := as_expr(y)).free_symbols:
+        b.require(sympy.Ge(sympy.Max(divisor, -divisor, 1 - product(b.shape(x))), 1), message)
 
 
 _QUOTIENTS: dict[str, type[Op]] = {"floor_divide": ew.FloorDiv, "remainder": ew.Remainder, "fmod": ew.Fmod}

@@ -10,7 +10,7 @@ import torch
 from torch.export import Dim, export
 
 import dhlo
-from dhlo.errors import CompileError, ContractError
+from dhlo.errors import ContractError
 from tests.calls import Call
 
 F = Callable[..., Any]
@@ -121,9 +121,25 @@ def test_quotients_that_arent_reached_may_divide_by_zero() -> None:
         assert torch.equal(c(x, divisor), f(x, divisor))
 
 
-def test_a_divisor_that_is_zero() -> None:
-    with pytest.raises(CompileError, match="a whole number is divided by zero"):
-        compiled(lambda x: x % 0, torch.arange(4), dims=({0: Dim("n")},))
+def test_sizes_that_divide() -> None:
+    """By none, unless there is nothing to divide."""
+    f = lambda x: (x.sum(1) % x.shape[1], x // x.shape[1], torch.arange(x.shape[0]) // (x.shape[1] + 1))
+    c = compiled(f, torch.arange(12).reshape(4, 3), dims=({0: Dim("n", min=0), 1: Dim("m", min=0)},))
+    for shape in ((4, 3), (1, 1), (0, 3), (0, 0)):
+        x = torch.arange(shape[0] * shape[1]).reshape(shape)
+        for got, want in zip(c(x), f(x), strict=True):
+            assert torch.equal(got, want)
+    with pytest.raises(ContractError, match="a whole number is divided by zero"):
+        c(torch.zeros(4, 0, dtype=torch.long))
+
+
+def test_a_number_of_the_data_that_divides() -> None:
+    c = compiled(lambda x, d: x // d.item(), torch.arange(12), torch.tensor(5), dims=({0: Dim("n", min=0)}, {}))
+    for divisor in (2, -3):
+        assert torch.equal(c(torch.arange(7), torch.tensor(divisor)), torch.arange(7) // divisor)
+    with pytest.raises(ContractError, match="a whole number is divided by zero"):
+        c(torch.arange(7), torch.tensor(0))
+    assert c(torch.arange(0), torch.tensor(0)).shape == (0,)
 
 
 def test_classes_that_there_arent() -> None:

@@ -18,7 +18,7 @@ from tests.programs import Part, index_below, t, within
 
 __all__ = ["random_part"]
 
-SIZES = ["n", "m", "1", "2", "3", "4"]
+SIZES = ["n", "m", "1", "1", "2", "3", "4"]  # of ones there may be several, at any end
 BOUNDED = (ew.Tanh, ew.Sin, ew.Sigmoid)
 TOLERANCE = {"f32": 2e-4, "f64": 1e-9}
 

@@ -56,6 +56,15 @@ READ: dict[str, tuple[str, Said]] = {
         r'<|channel|>commentary to=functions.f<|message|>{"x": "\ud83d"}<|call|>',
         [("content", r'<|channel|>commentary to=functions.f<|message|>{"x": "\ud83d"}')],
     ),
+    "a header without a message": (
+        "<|channel|>analysis<|end|><|start|>assistant<|channel|>final<|message|>b<|channel|>analysis<|message|>c",
+        [("content", "b"), ("reasoning", "c")],
+    ),
+    "plain before a header": ("a <|channel|>final<|message|>b", [("content", "a b")]),
+    "a call that is cut short": (
+        "<|channel|>commentary to=functions.f<|message|>",
+        [("content", "<|channel|>commentary to=functions.f<|message|>")],
+    ),
     "plain": ("  plain\n", [("content", "  plain\n")]),
     "plain that begins like a recipient": ("to=b or not", [("content", "to=b or not")]),
     "a header that is cut short": ("<|channel|>ana", []),
@@ -98,6 +107,13 @@ def test_parts_are_those_of_the_whole(pieces: list[str], seed: int) -> None:
         parts.append(text[at : at + step])
         at += step
     assert read(HarmonyReader(SCHEMAS), parts) == whole
+
+
+@pytest.mark.parametrize("text", ["<|channel|>commentary to=functions.f<|message|>" + "a" * 300_000, "to=" + "<|en" * 80_000])
+def test_long_messages_take_a_time_that_grows_with_them_alone(text: str) -> None:
+    """What grew with the square of these would take minutes."""
+    parts = [text[at : at + 4] for at in range(0, len(text), 4)]
+    assert read(HarmonyReader(SCHEMAS), parts) == [("content", text)]
 
 
 # ------------------------------------------------------------------ over HTTP

@@ -144,6 +144,22 @@ def test_sequences_of_all_lengths_in_one_step(windowed: tuple[Any, CompiledModel
     check(*windowed, seed)
 
 
+@pytest.mark.parametrize("form", ["a number", "a buffer", "positions", "classes"])
+def test_what_may_fail_by_any_token(form: str) -> None:
+    """Divisors of positions and classes of tokens are checked for all of them: no token depends on it."""
+    model = model_of("llama")
+    model.model.rotary_emb.register_buffer("ratio", torch.tensor([2]))
+    divided = {
+        "a number": lambda p: p // 4,
+        "a buffer": lambda p: p % (model.model.rotary_emb.ratio + 5),
+        "positions": lambda p: p // (p % 7 + 1),
+        "classes": lambda p: torch.nn.functional.one_hot(p % 5, 6).argmax(-1),
+    }[form]
+    turn = model.model.rotary_emb.forward
+    model.model.rotary_emb.forward = lambda x, position_ids, *a, **k: turn(x, divided(position_ids), *a, **k)
+    check(model, compiled_of(model), 3, 1e-3)
+
+
 def check_trees(model: Any, compiled: CompiledModel, seed: int, tolerance: float = 1e-4) -> None:
     """Tokens of a step are a tree, behind texts of several lengths; each has the logits that its way from the root gives."""
     rng, pools = random.Random(seed), Pools(compiled, 40, seed)

@@ -123,6 +123,11 @@ READ |= {
         f"<｜tool▁calls▁begin｜>{BEGIN}f{END}<｜tool▁calls▁end｜>",
         [("content", f"<｜tool▁calls▁begin｜>{BEGIN}f{END}<｜tool▁calls▁end｜>")],
     ),
+    "deepseek's and no arguments": (
+        "deepseek",
+        f"<｜tool▁calls▁begin｜>{BEGIN}f{SEP}{END}<｜tool▁calls▁end｜>",
+        [("call", ("f", {}))],
+    ),
     "kimi's": ("kimi", KIMI.format(ASKED.format("functions.f:0")), [F1]),
     "kimi's, without what is around names": ("kimi", KIMI.format(ASKED.format("f") + ASKED.format("f:12")), [F1, F1]),
     "kimi's, without one": ("kimi", KIMI.format(""), [("content", KIMI.format(""))]),
@@ -143,6 +148,7 @@ READ |= {
         PYTHON.format("[f(x={'a': [1, None, -2.5]})]"),
         [("call", ("f", {"x": {"a": [1, None, -2.5]}}))],
     ),
+    "python's of a module": ("python", PYTHON.format("a.b.f(x=1)"), [("call", ("a.b.f", {"x": 1}))]),
     "python's in JSON": ("python", PYTHON.format(f"[{CALL}]"), [F1]),
     "phi's": ("phi", f"<|tool_call|>{CALL}<|/tool_call|>", [F1]),
     "granite's": ("granite", f"So. <|tool_call|>[{CALL}]", [("content", "So."), F1]),
@@ -161,7 +167,7 @@ GEMMAS_NONE = (
 )
 PYTHONS_NONE = (
     *("", "f", "f(1)", "f(**x)", "f(x=y)", "f(x={1, 2})", "f(x={[]: 1})", "f(x=1j)", "f(x='", "[f(x=1), 2]", "f(x=b'a')"),
-    *("(" * 9999, "f(x=" + "-" * 99999 + "1)", "a" + ".b" * 99999 + "()"),
+    *("(" * 9999, "f(x=" + "-" * 9999 + "1)", "a" + ".b" * 9999 + "(1)", "f()()"),
 )
 NO_CALLS = {
     "gemma": GEMMAS_NONE,

@@ -14,6 +14,7 @@ from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.collective import AllGather, AllReduce, AllToAll, BroadcastFrom, ReduceScatter
 from dhlo.ir.ops.compute import ArgReduce, Attention, Matmul, Reduce, Scan
+from dhlo.ir.ops.control import AssertTensor
 from dhlo.ir.ops.lookup import Scatter, Sort, TopK
 from dhlo.ir.ops.movement import Concat, Pad, Reshape, Reverse, Slice, Take
 from dhlo.ir.ops.sequence import GroupedMatmul
@@ -104,13 +105,19 @@ def _splits(size: sympy.Expr, tokens: Tokens) -> bool:
     return any(e.free_symbols & along for e in size.atoms(FloorDiv, sympy.Mod))
 
 
+def _asserted(op: Any) -> bool:
+    """Whether nothing depends on the result but whether the call fails."""
+    return all(isinstance(use.owner.operation.opview, AssertTensor) for use in op.results[0].uses)
+
+
 def _mixed(op: Any) -> Iterator[tuple[int, list[int]]]:
     """Of each operand, the dims along which elements of a result depend on more than those at their own place."""
     shapes = [from_mlir(v).shape for v in op.operands]
     every = [(k, list(range(len(s)))) for k, s in enumerate(shapes)]
     match op:
         case Reduce():
-            yield 0, attr(op, "dims")
+            if not _asserted(op):
+                yield 0, attr(op, "dims")
         case ArgReduce() | Scan() | Sort() | TopK():
             yield 0, [attr(op, "dim")]
         case Matmul():

@@ -69,6 +69,8 @@ def call_of(name: str, given: Any, id: str | None = None) -> ToolCall:
         given = _DECODER.decode(given)
     if not isinstance(given, dict):
         raise ValueError("arguments are an object")
+    if not name:
+        raise ValueError("a call has a name")
     name.encode()
     return ToolCall(name, _dumped(given), id)
 
@@ -180,10 +182,10 @@ def _of_deepseek(text: str, _: Schemas) -> list[ToolCall]:
         name, mark, arguments = call.partition("<｜tool▁sep｜>")
         if not mark:
             raise ValueError("a call has a name and arguments")
-        if not arguments.lstrip().startswith("{"):
+        if arguments.strip() and not arguments.lstrip().startswith("{"):
             name, mark, arguments = arguments.partition("\n")
             arguments = arguments.strip().removeprefix("```json").removesuffix("```")
-        out.append(call_of(name.strip(), arguments.strip()))
+        out.append(call_of(name.strip(), arguments.strip() or {}))
     return _some(out)
 
 
@@ -199,7 +201,7 @@ def _of_kimi(text: str, _: Schemas) -> list[ToolCall]:
         if found is None:
             raise ValueError("a call has a name")
         id.encode()
-        out.append(call_of(found[1], arguments.strip(), id))
+        out.append(call_of(found[1], arguments.strip() or {}, id))
     return _some(out)
 
 
@@ -227,7 +229,14 @@ def _of_python(text: str, schemas: Schemas) -> list[ToolCall]:
 def _of_expression(call: ast.expr) -> ToolCall:
     if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
         raise ValueError("a call has arguments by name")
-    return call_of(ast.unparse(call.func), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords})
+    parts, func = list[str](), call.func
+    while isinstance(func, ast.Attribute):
+        parts.append(func.attr)
+        func = func.value
+    if not isinstance(func, ast.Name):
+        raise ValueError("a call has a name")
+    name = ".".join([func.id, *reversed(parts)])
+    return call_of(name, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords})
 
 
 _QUOTE: Final = '<|"|>'

@@ -17,7 +17,9 @@ MARKS: Final = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS)
 """Tokens that are to be seen in the text, though tokenizers call them special."""
 FINAL: Final = f"{_CHANNEL}final{_MESSAGE}"
 """What begins a message that is said."""
-_BEGINS: Final = (_START, _CHANNEL, _MESSAGE)
+_HEADS: Final = (_START, _CHANNEL)
+_TO: Final = "to="
+_BEGINS: Final = (*_HEADS, _MESSAGE)
 _FUNCTIONS: Final = "functions."
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
 _ON: Final = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
@@ -35,6 +37,7 @@ class HarmonyReader:
     def __init__(self, schemas: Schemas | None = None) -> None:
         self._schemas = schemas or {}
         self._text, self._header = "", ""
+        self._searched = 0  # so much of the text has no mark
         self._state = self._between
 
     def push(self, text: str, *, last: bool = False) -> list[Part]:
@@ -50,21 +53,22 @@ class HarmonyReader:
     def _between(self, last: bool) -> list[Part]:
         """Where a header may begin; the prompt has begun the first, up to its role."""
         text = self._text.lstrip()
-        if text.startswith((*_BEGINS, "to=")):
+        if text.startswith((*_BEGINS, _TO)):
             self._text, self._state = text, self._in_header
-        elif text and (last or not any(mark.startswith(text) for mark in (*_BEGINS, "to="))):
+        elif text and (last or not any(mark.startswith(text) for mark in (*_BEGINS, _TO))):
             self._header, self._state = "", self._said
         elif last:
             self._text = ""
         return []
 
     def _in_header(self, last: bool) -> list[Part]:
-        at = self._text.find(_MESSAGE)
-        if at < 0:
+        header = self._until((_MESSAGE,))
+        if header is None:
             said = self._text if last and not self._text.startswith(_BEGINS) else ""
             self._text = "" if last else self._text  # a header that is cut short says nothing
             return [Part("content", said)]
-        self._header, self._text = self._text[:at], self._text[at + len(_MESSAGE) :]
+        self._text = self._text[len(_MESSAGE) :]
+        self._header = header[max(header.rfind(_START), 0) :]  # what is before has no message
         recipient = _RECIPIENT.search(self._header)
         self._state = self._said if recipient is None or recipient[1] == "all" else self._asked
         return []
@@ -72,33 +76,43 @@ class HarmonyReader:
     def _said(self, last: bool) -> list[Part]:
         """A body that is given as it comes."""
         channel = _ON.search(self._header)
-        end, after = self._end()
-        text = self._text[: safe_length(self._text, (*_ENDS, _START)) if end is None and not last else end]
-        self._text = self._text[len(text) :] if end is None else self._text[after:]
-        if end is not None:
-            self._state = self._between
+        text = self._until((*_ENDS, *_HEADS))
+        if text is not None:
+            self._end()
+        else:
+            text = self._text[: len(self._text) if last else safe_length(self._text, (*_ENDS, *_HEADS))]
+            self._text, self._searched = self._text[len(text) :], 0
         return [Part("reasoning" if channel is not None and channel[1] == "analysis" else "content", text)]
 
     def _asked(self, last: bool) -> list[Part]:
         """A body that is a call, if it can be read."""
-        end, after = self._end()
-        if end is None and not last:
+        body = self._until((*_ENDS, *_HEADS))
+        if body is None and not last:
             return []
-        body, self._text = self._text[:end], "" if end is None else self._text[after:]
-        self._state = self._between
+        cut = body is None
+        if body is None:
+            body, self._text = self._text, ""
+        self._end()
         recipient = _RECIPIENT.search(self._header)
         assert recipient is not None
         name = recipient[1].removeprefix(_FUNCTIONS)
-        if name in self._schemas:
+        if name in self._schemas and (body.strip() or not cut):
             try:
-                return [Part("call", call=call_of(name, body.strip() or "{}"))]
+                return [Part("call", call=call_of(name, body.strip() or {}))]
             except (ValueError, RecursionError):
                 pass
         return [Part("content", self._header + _MESSAGE + body)]
 
-    def _end(self) -> tuple[int | None, int]:
-        """Where the body ends, and what follows begins; None: not yet."""
-        found = [(at, at + len(mark)) for mark in _ENDS if (at := self._text.find(mark)) >= 0]
-        if (at := self._text.find(_START)) >= 0:  # the next header's
-            found.append((at, at))
-        return min(found, default=(None, 0))
+    def _until(self, marks: tuple[str, ...]) -> str | None:
+        """What stands before the first of some marks, which begins the text then; None: there is none yet."""
+        found = [at for mark in marks if (at := self._text.find(mark, self._searched)) >= 0]
+        if not found:
+            self._searched = max(len(self._text) - max(map(len, marks)), 0)
+            return None
+        before, self._text, self._searched = self._text[: min(found)], self._text[min(found) :], 0
+        return before
+
+    def _end(self) -> None:
+        """Behind a body: its mark goes, unless it begins the next header."""
+        ends = next((mark for mark in _ENDS if self._text.startswith(mark)), "")
+        self._text, self._state, self._searched = self._text[len(ends) :], self._between, 0

@@ -190,6 +190,8 @@ def _eye(b: OpBuilder, n: Any, m: Any = None, *, dtype: torch.dtype | None = Non
 def _one_hot(b: OpBuilder, x: Value, classes: Any = -1) -> Value:
     if isinstance(classes, int) and classes < 0:
         raise CompileError("one_hot without num_classes has a data-dependent size", hint="pass num_classes")
+    if b.dtype(x) != b.as_dtype(torch.int64):
+        raise CompileError(f"one_hot of {b.dtype(x)}", hint="convert the classes to int64")
     b.need_all(b.ew(ew.And, b.ew(ew.Ge, x, 0), b.ew(ew.Lt, x, classes)), "one_hot: there is no such class")
     line = b.iota([classes], 0, b.dtype(x))
     return b.convert(b.ew(ew.Eq, b.unsqueeze(x, b.rank(x)), line), "i64")

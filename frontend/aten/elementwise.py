@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import sympy
@@ -205,21 +204,15 @@ def _div(b: OpBuilder, x: Operand, y: Operand, *, rounding_mode: str | None = No
 
 def _quotient(b: OpBuilder, x: Operand, y: Operand, *, cls: type[Op]) -> Value:
     """A rounded quotient or remainder. Whole numbers divided by zero fail the call, unless there are none to divide."""
-    if b.result_type(x, y).is_int:
-        _need_divisor(b, x, y)
+    common = b.result_type(x, y)
+    if common.is_int:
+        message = "a whole number is divided by zero"
+        if b.is_tensor(y):
+            whole = b.broadcast_shape(*[b.shape(v) for v in (x, y) if b.is_tensor(v)])
+            b.need_all(b.expand(b.ew(ew.Ne, b.convert(y, common), 0), whole), message)
+        elif b.is_tensor(x) and (divisor := as_expr(y)).free_symbols:
+            b.require(sympy.Ge(sympy.Max(divisor, -divisor, 1 - product(b.shape(x))), 1), message)
     return b.ew(cls, x, y)
-
-
-def _need_divisor(b: OpBuilder, x: Operand, y: Operand) -> None:
-    message = "a whole number is divided by zero"
-    if b.is_tensor(y):
-        shape = b.shape(y)
-        fine = b.reduce(b.ew(ew.Ne, y, 0), "all", list(range(len(shape))))
-        if b.is_tensor(x) and (whole := b.broadcast_shape(b.shape(x), shape)) != shape:
-            fine = b.ew(ew.Or, fine, b.ew(ew.Eq, b.full([], product(whole), "i64"), 0))
-        b.need_all(fine, message)
-    elif b.is_tensor(x) and (divisor := as_expr(y)).free_symbols:
-        b.require(sympy.Ge(sympy.Max(divisor, -divisor, 1 - product(b.shape(x))), 1), message)
 
 
 _QUOTIENTS: dict[str, type[Op]] = {"floor_divide": ew.FloorDiv, "remainder": ew.Remainder, "fmod": ew.Fmod}
@@ -256,6 +249,9 @@ def _register_binary() -> None:
     def rule(cls: type[Op]) -> Callable[..., Value]:
         return lambda b, x, y: b.ew(cls, x, y)
 
+    def quotient(cls: type[Op]) -> Callable[..., Value]:
+        return lambda b, x, y: _quotient(b, x, y, cls=cls)
+
     def logical(cls: type[Op]) -> Callable[..., Value]:
         def of_truths(b: OpBuilder, x: Value, y: Value) -> Value:
             common = b.result_type(x, y)  # in which one number's truth is that of its last bits
@@ -267,7 +263,7 @@ def _register_binary() -> None:
     for name, cls in _BINARY.items():
         lowers(*_overloads(name))(rule(cls))
     for name, cls in _QUOTIENTS.items():
-        lowers(*_overloads(name))(partial(_quotient, cls=cls))
+        lowers(*_overloads(name))(quotient(cls))
     for name, cls in _LOGICAL.items():
         lowers(*_overloads(name))(logical(cls))
     lowers(A.max.other)(rule(ew.Maximum))

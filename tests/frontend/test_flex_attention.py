@@ -66,6 +66,10 @@ def capped(m: Any, q: Any, k: Any, v: Any, lengths: Any) -> Any:
     return attend(q, k, v, lambda s, b, h, i, j: 5 * torch.tanh(s / 5), scale=0.7)
 
 
+def blocks(m: Any, q: Any, k: Any, v: Any, lengths: Any) -> Any:
+    return attend(q, k, v, lambda s, b, h, i, j: s + (i // 4 - j // 4) * 0.1 + j % 3)
+
+
 def bent(m: Any, q: Any, k: Any, v: Any, lengths: Any) -> Any:
     """A buffer that is one number of double precision, which scores take on."""
     return attend(q, k, v, lambda s, b, h, i, j: torch.sin(s) * m.slope + (h + 1) * (j - i) / 50)
@@ -80,6 +84,7 @@ FORMS: dict[str, tuple[Callable[..., Any], tuple[int, int]]] = {  # with how man
     "hidden": (hidden, (1, 0)),
     "relative": (relative, (1, 0)),
     "capped": (capped, (1, 0)),
+    "blocks": (blocks, (1, 0)),
     "zeros": (zeros, (1, 0)),
     "sums": (sums, (1, 1)),  # of rows, which attention doesn't give
     "documents": (documents, (0, 2)),

@@ -10,7 +10,7 @@ import torch
 from torch.export import Dim, export
 
 import dhlo
-from dhlo.errors import ContractError
+from dhlo.errors import CompileError, ContractError
 from tests.calls import Call
 
 F = Callable[..., Any]
@@ -113,6 +113,14 @@ def test_whole_numbers_divided_by_zero(name: str) -> None:
     assert torch.equal(c(x, y), f(x, y))
 
 
+@pytest.mark.parametrize("dtype, zero", [(torch.uint8, 256), (torch.int16, -65536), (torch.int32, 2**32)], ids=str)
+def test_divisors_that_are_zero_in_the_results_type(dtype: torch.dtype, zero: int) -> None:
+    c = compiled(lambda x, d: x // d, torch.arange(4, dtype=dtype), torch.tensor(5), dims=({0: Dim("n", min=0)}, {}))
+    assert c(torch.arange(9, dtype=dtype), torch.tensor(2)).tolist() == [k // 2 for k in range(9)]
+    with pytest.raises(ContractError, match="a whole number is divided by zero"):
+        c(torch.arange(4, dtype=dtype), torch.tensor(zero))
+
+
 def test_quotients_that_arent_reached_may_divide_by_zero() -> None:
     f = lambda x, y: torch.cond((y != 0).all(), lambda x, y: x // y, lambda x, y: x + y, (x, y))
     x, y = torch.arange(4), torch.tensor([1, 2, 3, 4])
@@ -144,6 +152,8 @@ def test_a_number_of_the_data_that_divides() -> None:
 
 def test_classes_that_there_arent() -> None:
     c = compiled(lambda x: torch.nn.functional.one_hot(x, 5), torch.tensor([1, 2]), dims=({0: Dim("n", min=0)},))
+    with pytest.raises(CompileError, match="one_hot of i32"):
+        compiled(lambda x: torch.nn.functional.one_hot(x, 5), torch.tensor([1, 2], dtype=torch.int32), dims=({0: Dim("n")},))
     for wrong in ([5], [0, -1], [2**40]):
         with pytest.raises(ContractError, match="one_hot: there is no such class"):
             c(torch.tensor(wrong))

@@ -114,7 +114,9 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
         return Launch(finish(k, "loops"), k.args.slots, sympy.Integer(1), sympy.Integer(1), lookups=k.lookups)
     *outer, lane = dims
     turned = Turned.of(k, lane) if values is k.yields or put is not None else None
-    if turned is None and not (is_static(shape[lane]) and shape[lane] >= BLOCK) and (count := merged_dims(k, values)) > 1:
+    long = is_static(shape[lane]) and shape[lane] >= BLOCK
+    count = merged_dims(k, values) if turned is None and not long else 1
+    if count > len(shape) - lane:  # more than what are ones behind it
         merged = tuple(range(len(shape) - count, len(shape)))
         outer, lane = [d for d in outer if d not in merged], merged[-1]
     length = product([shape[d] for d in merged]) if merged else shape[lane]

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from dhlo.serve.call_forms import Schemas, call_of
-from dhlo.serve.replies import Part, safe_length
+from dhlo.serve.replies import Part, Reader, safe_length
 
 __all__ = ["FINAL", "MARKS", "HarmonyReader", "is_harmony"]
 
@@ -30,25 +30,15 @@ def is_harmony(template: str) -> bool:
     return _CHANNEL in template and _MESSAGE in template
 
 
-class HarmonyReader:
+class HarmonyReader(Reader):
     """The parts of one choice's text, as it comes: what is on the channel `analysis` is thought, what is for a function of
     `schemas`, by name, is a call. A text without any mark is said as it is."""
 
     def __init__(self, schemas: Schemas | None = None) -> None:
         self._schemas = schemas or {}
-        self._text, self._header = "", ""
+        self._header = ""
         self._searched = 0  # so much of the text has no mark
         self._state = self._between
-
-    def push(self, text: str, *, last: bool = False) -> list[Part]:
-        """What this text adds; `last`: none follows."""
-        self._text += text
-        out = list[Part]()
-        before: object = None
-        while self._state != before:  # a state that stays waits for more
-            before = self._state
-            out += self._state(last)
-        return [p for p in out if p.text or p.call is not None]
 
     def _between(self, last: bool) -> list[Part]:
         """Where a header may begin; the prompt has begun the first, up to its role."""

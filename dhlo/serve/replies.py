@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import ABC
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from dhlo.serve.call_forms import CallForm, Schemas, ToolCall
 
@@ -33,15 +34,25 @@ def thinking_of(template: str) -> tuple[str, str] | None:
     return next((marks for marks in _THINKING if marks[1] in template), None)
 
 
-class Reader(Protocol):
-    """Takes one choice's text apart, as it comes."""
+class Reader(ABC):
+    """Takes one choice's text apart, as it comes. `_state` takes what it can of `_text`, knowing whether no more follows, and may
+    give way to another."""
+
+    _text = ""
+    _state: Callable[[bool], list[Part]]
 
     def push(self, text: str, *, last: bool = False) -> list[Part]:
         """What this text adds; `last`: none follows."""
-        ...
+        self._text += text
+        out = list[Part]()
+        before: object = None
+        while self._state != before:  # a state that stays waits for more
+            before = self._state
+            out += self._state(last)
+        return [p for p in out if p.text or p.call is not None]
 
 
-class ReplyReader:
+class ReplyReader(Reader):
     """The parts of one choice's text, as it comes. Joined they are the text, without marks, but for what stands before and behind
     these: empty lines."""
 
@@ -55,19 +66,9 @@ class ReplyReader:
     ) -> None:
         """`inside`: the prompt has begun the thoughts. `schemas`: of tools' arguments, by their names."""
         self._form, self._thinking, self._schemas = form, thinking, schemas or {}
-        self._text, self._gap, self._opened = "", "", ""
+        self._gap, self._opened = "", ""
         self._thought = self._called = False
         self._state = self._thoughts if inside and thinking is not None else self._start
-
-    def push(self, text: str, *, last: bool = False) -> list[Part]:
-        """What this text adds; `last`: none follows."""
-        self._text += text
-        out = list[Part]()
-        before: object = None
-        while self._state != before:  # a state that stays waits for more
-            before = self._state
-            out += self._state(last)
-        return [p for p in out if p.text or p.call is not None]
 
     def _start(self, last: bool) -> list[Part]:
         text = self._text.lstrip()

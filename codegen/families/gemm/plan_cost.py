@@ -72,7 +72,7 @@ class RightSide:
     copying, own   a step of a panel that is packed by a launch before, and by each block
     stream, again  a step from memory, and one that another block has read before
     inside         all of B stays in half of the second-level cache
-    near           all of B stays in a part of the third-level cache, or of the second where that is slow, and what is beside it, too
+    near           all of B stays in a part of the third-level cache, or of the second where that is slow, and what is `beside`
     wide           rows of the result are long enough for tiles beside each other to pay
     few_rows       few blocks pack for themselves, as B is no larger than the caches, or rows are few
     once           a single block does, of fewer rows than would make up for B's way to memory and back where the third-level cache

@@ -328,6 +328,12 @@ def test_calls_over_http(words: Tokenizer) -> None:
     told = [c for d in deltas for c in d.get("tool_calls", [])]
     assert [(c["index"], c["function"]["name"]) for c in told] == [(0, "f"), (1, "f")]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    # Of calls side by side, where there are to be none, the first.
+    one = asked(TEXT, parallel_tool_calls=False)
+    (choice,) = client.post("/v1/chat/completions", json=one).json()["choices"]
+    assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["f"] and choice["finish_reason"] == "tool_calls"
+    chunks = events(client.post("/v1/chat/completions", json=one | {"stream": True}).text)
+    assert [c["index"] for e in chunks for c in e["choices"][0]["delta"].get("tool_calls", [])] == [0]
     # Without tools, or where none is to be called, it is text.
     for body in (asked(TEXT, tool_choice="none"), {k: v for k, v in asked(TEXT).items() if k != "tools"}):
         (choice,) = client.post("/v1/chat/completions", json=body).json()["choices"]

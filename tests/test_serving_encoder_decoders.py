@@ -91,6 +91,7 @@ def test_long_speech(speech: Opened) -> None:
     told = ask(client, 9.0, response_format="verbose_json").json()["segments"]
     assert told and all(0 <= s["start"] <= s["end"] <= 9 for s in told)
     assert [s["start"] for s in told] == sorted(s["start"] for s in told)
+    assert all(-20 < s["avg_logprob"] < 0 for s in told)
     assert engine.stats().blocks_used == 0
 
 

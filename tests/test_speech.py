@@ -30,7 +30,7 @@ from dhlo.serve.server import make_app
 from dhlo.serve.speech import Segment, Speech
 from dhlo.serve.speech_server import subtitles
 from dhlo.serve.tokens import Tokenizer
-from dhlo.serve.types import EngineStats, Event, FinishReason, QueueFullError, SamplingParams
+from dhlo.serve.types import EngineStats, Event, FinishReason, QueueFullError, SamplingParams, TokenLogprobs
 from tests.serving import LANGUAGES, SPEECH_SECONDS, speech_words
 
 RATE = 16000
@@ -284,10 +284,11 @@ class ScriptRequest:
             yield Event(0, (), finish=FinishReason.ERROR, error="the script is lost")
             return
         tokens = self._tokens()
-        for token in tokens[:-1]:
+        told = [() if self.params.logprobs is None else (TokenLogprobs(-0.5 * k, ()),) for k in range(len(tokens))]
+        for token, logprobs in zip(tokens[:-1], told[:-1], strict=True):
             await asyncio.sleep(0)
-            yield Event(0, (token,))
-        yield Event(0, tuple(tokens[-1:]), finish=FinishReason.STOP)
+            yield Event(0, (token,), logprobs=logprobs)
+        yield Event(0, tuple(tokens[-1:]), logprobs=told[-1], finish=FinishReason.STOP)
 
 
 def speech_times(speech: Speech, prompt: Sequence[int], params: SamplingParams) -> bool:
@@ -395,6 +396,8 @@ def test_times(engine: ScriptEngine) -> None:
     assert (first["start"], first["end"], first["text"], first["id"]) == (0.2, 1.0, SAID, 0)
     assert (second["start"], second["end"], second["text"], second["id"]) == (1.0, 1.8, SAID, 1)
     assert engine.words.decode(first["tokens"]) == SAID
+    count = len(engine.requests[-1]._tokens())  # of one piece
+    assert first["avg_logprob"] == second["avg_logprob"] == -0.5 * (count - 1) / 2
     srt = ask(client, 1.9, response_format="srt").text
     assert srt == f"1\n00:00:00,200 --> 00:00:01,000\n{SAID}\n\n2\n00:00:01,000 --> 00:00:01,800\n{SAID}\n\n"
     assert ask(client, 1.9, response_format="vtt").text.startswith("WEBVTT\n\n00:00:00.200 --> 00:00:01.000\n")

@@ -16,10 +16,10 @@ from dhlo.serve.replies import Reader, ReplyReader
 from dhlo.serve.tokens import TextStream, Tokenizer
 from dhlo.serve.types import EngineStats, Event, FinishReason, SamplingParams, TokenLogprobs
 
-__all__ = ["Answer", "Answers", "Chat", "Completion", "EngineLike", "Prompted", "RequestLike", "Writer"]
+__all__ = ["LEAST_LOGPROB", "Answer", "Answers", "Chat", "Completion", "EngineLike", "Prompted", "RequestLike", "Writer"]
 
 _REASONS: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-_LEAST_LOGPROB: Final = -9999.0  # JSON has no infinities
+LEAST_LOGPROB: Final = -9999.0  # JSON has no infinities
 
 
 class RequestLike(Protocol):
@@ -256,7 +256,7 @@ class Writer:
 
 
 class Chat(Writer):
-    """Of /v1/chat/completions. `reader` makes what reads the text of a choice."""
+    """Of /v1/chat/completions. `reader` makes what reads the text of a choice, of which `calls` tools at most are called."""
 
     def __init__(
         self,
@@ -267,16 +267,17 @@ class Chat(Writer):
         reader: Callable[[], Reader] = ReplyReader,
         *,
         long_ids: bool = True,
+        calls: int | None = None,
     ) -> None:
         super().__init__(f"chatcmpl-{id}", model, prompted, tokenizer, "chat.completion", "chat.completion.chunk")
         self._readers = [reader() for _ in self._choices]
-        self._long_ids = long_ids
+        self._long_ids, self._most_calls = long_ids, calls
 
     def _logprobs(self, answer: Answer, choice: _Choice) -> dict[str, Any]:
         def of(token: int, logprob: float) -> dict[str, Any]:
             text = self._tokenizer.name_of(token)
             data = text.encode() if token in self._tokenizer.special else self._tokenizer.vocabulary[token]
-            return {"token": text, "logprob": max(logprob, _LEAST_LOGPROB), "bytes": list(data)}
+            return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}
 
         content = [
             {**of(t, x.logprob), "top_logprobs": [of(*top) for top in x.top]}
@@ -298,6 +299,8 @@ class Chat(Writer):
         calls = list[Any]()
         for part in self._readers[answer.index].push(answer.text, last=answer.finish is not None):
             match part.kind:
+                case "call" if len(choice.calls) == self._most_calls:
+                    pass
                 case "call":
                     assert part.call is not None
                     calls.append(self._call(part.call, len(choice.calls)))
@@ -340,8 +343,8 @@ class Completion(Writer):
             self._offsets[answer.index] += len(name)
         return {
             "tokens": names,
-            "token_logprobs": [max(x.logprob, _LEAST_LOGPROB) for x in answer.logprobs],
-            "top_logprobs": [{self._tokenizer.name_of(t): max(p, _LEAST_LOGPROB) for t, p in x.top} for x in answer.logprobs],
+            "token_logprobs": [max(x.logprob, LEAST_LOGPROB) for x in answer.logprobs],
+            "top_logprobs": [{self._tokenizer.name_of(t): max(p, LEAST_LOGPROB) for t, p in x.top} for x in answer.logprobs],
             "text_offset": offsets,
         }
 

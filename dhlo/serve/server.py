@@ -105,7 +105,8 @@ class _Doors(Doors):
         text, prompt = await aside(rendered, len(data))
         prompted = self._submit(body, adapter, [prompt], None, constraints)
         reader = partial(template.reader, text, schemas, held=held, must_call=body.must_call)
-        writer = Chat(uuid.uuid4().hex, adapter or self._name, prompted, tokenizer, reader, long_ids=template.long_ids)
+        calls = 1 if body.parallel_tool_calls is False else None
+        writer = Chat(uuid.uuid4().hex, adapter or self._name, prompted, tokenizer, reader, long_ids=template.long_ids, calls=calls)
         return await self._answer(http, body, prompted, writer)
 
     async def complete(self, http: Request) -> Response:

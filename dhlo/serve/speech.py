@@ -35,6 +35,8 @@ class Segment:
     end: float
     text: str
     tokens: tuple[int, ...]
+    avg_logprob: float | None = None
+    """Of the tokens of the piece that it is in, times and end included, if that was asked for."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from dhlo.errors import ContractError, DhloError
-from dhlo.serve.answers import EngineLike
+from dhlo.serve.answers import LEAST_LOGPROB, EngineLike
 from dhlo.serve.audio import read_audio
 from dhlo.serve.doors import Doors, EventStream, Post, ServerOptions, event_of, make_application, unless_gone
 from dhlo.serve.folder import Served
@@ -142,7 +142,11 @@ class _SpeechDoors(Doors):
         earlier = self._tokenizer.encode(" " + body.prompt.strip(), special=False) if body.prompt else []
         if any(t in self._tokenizer.special for t in earlier):
             raise ApiError(400, "prompt: has what is written like a special token", param="prompt", code="invalid_value")
-        params = SamplingParams(temperature=body.temperature, seed=None if body.seed is None else body.seed % (1 << 63))
+        params = SamplingParams(
+            temperature=body.temperature,
+            seed=None if body.seed is None else body.seed % (1 << 63),
+            logprobs=0 if body.response_format == "verbose_json" else None,
+        )
         return Asked(task, language, body.times, tuple(earlier), params)
 
     async def _form(self, http: Request) -> tuple[SpeechBody, bytes]:
@@ -194,6 +198,7 @@ def _answer(heard: Transcription, body: SpeechBody, task: SpeechTask) -> Respons
                     "text": s.text,
                     "tokens": list(s.tokens),
                     "temperature": body.temperature,
+                    "avg_logprob": None if s.avg_logprob is None else max(s.avg_logprob, LEAST_LOGPROB),
                     "compression_ratio": len(s.text.encode()) / len(zlib.compress(s.text.encode())),
                 }
                 for k, s in enumerate(heard.segments)

@@ -119,7 +119,7 @@ class Transcription:
 
     async def _read(self, piece: _Piece) -> AsyncIterator[str]:
         speech, tokenizer = self._speech, self._tokenizer
-        stream, tokens = TextStream(tokenizer.vocabulary, (speech.end,)), list[int]()
+        stream, tokens, logprobs = TextStream(tokenizer.vocabulary, (speech.end,)), list[int](), list[float]()
         async for event in piece.request:
             if event.finish not in (None, FinishReason.STOP, FinishReason.LENGTH):
                 raise DhloError(event.error or f"the request has ended: {event.finish.value}")
@@ -127,12 +127,15 @@ class Transcription:
                 piece.timing.tokens(0, len(event.tokens))
             words = tuple(t for t in event.tokens if not speech.is_time(t))
             tokens += event.tokens
+            logprobs += (x.logprob for x in event.logprobs)
             part = stream.push(words) if event.finish is None else stream.finish(words)
             yield part if self.text else part.lstrip()
         self.tokens += len(tokens)
         if self.language is None:
             self.language = speech.language_in(tokens)
+        mean = sum(logprobs) / len(logprobs) if logprobs else None
         if self._asked.times:
-            self.segments += speech.segments(tokens, tokenizer, piece.offset, piece.seconds)
+            segments = speech.segments(tokens, tokenizer, piece.offset, piece.seconds)
+            self.segments += (replace(s, avg_logprob=mean) for s in segments)
         elif said := tuple(t for t in tokens if not speech.is_time(t) and tokenizer.vocabulary[t]):
-            self.segments.append(Segment(piece.offset, piece.offset + piece.seconds, tokenizer.decode(said), said))
+            self.segments.append(Segment(piece.offset, piece.offset + piece.seconds, tokenizer.decode(said), said, mean))

@@ -269,7 +269,7 @@ class Engine:
         max_source_positions: int,
     ) -> Self: ...
     def submit(self, prompt: ReadableBuffer, /, *params: object) -> int:
-        """Takes a request, whose id it returns; see `dhlo.serve.engine` for what follows the prompt's int32."""
+        """Takes a request, whose id it returns; see `dhlo.serve.native_arguments` for what follows the prompt's int32."""
     def cancel(self, request: int, /) -> None: ...
     def load_adapter(
         self, name: str, pairs: tuple[tuple[str, int, int, int, int, ReadableBuffer, ReadableBuffer, float], ...], /

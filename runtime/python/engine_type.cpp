@@ -1,4 +1,4 @@
-// The Python type Engine: serves a step over pools of blocks; dhlo/serve/engine.py makes requests of its events.
+// The Python type Engine: serves a step over pools of blocks; dhlo/serve/requests.py hands on its events.
 #include <algorithm>
 #include <cstring>
 #include <new>

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
         kept_code.prune()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is `sampled` the first case and those that its name draws are run by default, the others are slow."""
+    begun = set[str]()
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if test in begun and zlib.crc32(item.name.encode()) % marker.args[0]:
+            item.add_marker(pytest.mark.slow)
+        begun.add(test)
 
 
 @pytest.fixture

@@ -112,6 +112,7 @@ def test_nothing_beside_the_image_is_read(channels: int, stride: int, dtype: tor
     check_beside_unreadable(ours, torch.randn(1, channels, 9, 11).to(dtype))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "channels,hidden,k,stride,padding,dilation,act",
     [

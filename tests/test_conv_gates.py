@@ -53,6 +53,7 @@ NARROW = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "channels,outs,dtype",
     [

@@ -73,6 +73,7 @@ def wide(model: Layer, x: torch.Tensor) -> torch.Tensor:
     return torch.relu(nn.functional.conv2d(*args, c.dilation, c.groups))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", CONVOLUTIONS, ids=str)
 def test_results_are_sums_rounded_once(form: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -147,6 +148,7 @@ class Normed(nn.Module):
         return nn.functional.relu6(self.norm(self.conv(x)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("form", [CONVOLUTIONS[i] for i in (0, 1, 2, 5, 8)], ids=str)

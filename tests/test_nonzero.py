@@ -120,6 +120,7 @@ CHOICES: dict[str, Callable[[Tensor, Tensor], object]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [2, 3, 4])
 @pytest.mark.parametrize("name", CHOICES)
 def test_choices_of_masks(name: str, rank: int, tmp_path: Path) -> None:

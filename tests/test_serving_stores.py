@@ -119,6 +119,7 @@ def test_stores_that_fail(step: CompiledModel, caplog: pytest.LogCaptureFixture)
     for wrong, message in (
         ({"cache_store": object()}, "put, get and remove"),
         ({"cache_store_threads": 0}, "from 1 to 64"),
+        ({"cache_store_threads": "2"}, "from 1 to 64, got '2'"),
         ({"model_digest": b"x"}, "32 bytes"),
         ({"prefix_cache": False}, "nothing without `prefix`"),
     ):

@@ -17,12 +17,21 @@ from dataclasses import fields
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, SupportsIndex
 
 from dhlo import _runtime
 from dhlo.errors import ContractError
 from dhlo.serve.adapters import Adapter, read_adapter
-from dhlo.serve.native_arguments import native_of, number_of, pack_arrays, pack_params, size_or_zero, token_array, translated
+from dhlo.serve.native_arguments import (
+    native_of,
+    number_of,
+    own_copy,
+    pack_arrays,
+    pack_params,
+    size_or_zero,
+    token_array,
+    translated,
+)
 from dhlo.serve.requests import FINISHES, Request, Requests
 from dhlo.serve.shards import communicator_of, peer_timeout
 from dhlo.serve.stores import Store, WatchedStore
@@ -75,8 +84,8 @@ class Engine:
         vocabulary, store = options.vocabulary, options.cache_store
         if store is not None and not isinstance(store, Store):
             raise ContractError(f"cache_store has methods put, get and remove, got {store!r}")
-        if not 1 <= options.cache_store_threads <= 64:
-            raise ContractError(f"cache_store_threads is from 1 to 64, got {options.cache_store_threads}")
+        if not isinstance(threads := options.cache_store_threads, SupportsIndex) or not 1 <= threads.__index__() <= 64:
+            raise ContractError(f"cache_store_threads is from 1 to 64, got {threads!r}")
         try:
             offsets = array("q", accumulate(map(len, vocabulary), initial=0)) if vocabulary else array("q")
             self._native = _runtime.Engine(
@@ -130,6 +139,7 @@ class Engine:
         self._need_this_process()
         try:
             tokens = token_array(prompt, "prompt")
+            params = own_copy(params)
             request = Request(self, params, len(tokens))
             packed = (*pack_params(params), pack_arrays(inputs or {}))
             with self._requests.changed:  # so that there is no event before the request is known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, SupportsFloat, SupportsIndex
 
 from dhlo import _runtime
@@ -13,7 +14,7 @@ from dhlo.serve.types import QueueFullError, SamplingParams
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["native_of", "number_of", "pack_arrays", "pack_params", "size_or_zero", "token_array", "translated"]
+__all__ = ["native_of", "number_of", "own_copy", "pack_arrays", "pack_params", "size_or_zero", "token_array", "translated"]
 
 _INTEGERS: Final = ("priority", "max_tokens", "top_k", "n", "seed", "logprobs", "beam_width")
 _NUMBERS: Final = (
@@ -98,13 +99,26 @@ def pack_arrays(inputs: Mapping[str, Buffer]) -> tuple[object, ...]:
     return tuple(packed)
 
 
-def _strings(strings: Iterable[str], name: str) -> tuple[bytes, ...]:
+def _string_tuple(strings: Iterable[str], name: str) -> tuple[str, ...]:
     try:
         if isinstance(strings, str):
             raise TypeError("a single string isn't a sequence of them")
-        return tuple(str.encode(s) for s in strings)
+        return tuple(strings)
+    except TypeError as e:
+        raise ContractError(f"{name}: strings that UTF-8 has: {e}") from None
+
+
+def _strings(strings: Iterable[str], name: str) -> tuple[bytes, ...]:
+    try:
+        return tuple(str.encode(s) for s in _string_tuple(strings, name))
     except (TypeError, UnicodeError) as e:
         raise ContractError(f"{name}: strings that UTF-8 has: {e}") from None
+
+
+def own_copy(params: SamplingParams) -> SamplingParams:
+    """The same, without what the caller could change, or use up, before the request's end: events name stop strings by number.
+    Raises ContractError."""
+    return params if isinstance(params.stop, tuple) else replace(params, stop=_string_tuple(params.stop, "stop"))
 
 
 def pack_params(params: SamplingParams) -> tuple[object, ...]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, SupportsFloat, TypeAlias
 
 from dhlo import _runtime
-from dhlo.errors import DeadlineError
+from dhlo.errors import ContractError, DeadlineError
 from dhlo.serve.types import Choice, Event, FinishReason, Output, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -53,9 +54,11 @@ class Request:
         return self._cached_tokens
 
     def cancel(self) -> None:
-        """Ends the request with FinishReason.CANCELLED; does nothing if it has ended."""
+        """Ends the request with FinishReason.CANCELLED; does nothing if it has ended. Raises ContractError in the child of a
+        fork."""
         engine = self._engine
         if engine is not None:
+            engine._need_this_process()
             engine._native.cancel(self.id)
 
     def __iter__(self) -> Iterator[Event]:
@@ -93,10 +96,13 @@ class Request:
 
     def result(self, timeout: float | None = None) -> Output:
         """Waits until it has ended. Raises DeadlineError if that takes more than `timeout` seconds: the request goes on;
-        ContractError in the child of a fork."""
+        ContractError for what is no number of them, and in the child of a fork."""
         self._need_events()
+        if timeout is not None and (not isinstance(timeout, SupportsFloat) or math.isnan(timeout)):
+            raise ContractError(f"timeout is a number of seconds or None, got {timeout!r}")
+        longest = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._ended, timeout):
+            if not self._changed.wait_for(lambda: self._ended, longest):
                 raise DeadlineError(f"request {self.id} hasn't ended within {timeout} seconds")
         return Output(tuple(self._choice(i) for i in range(self.params.n)), self.prompt_tokens, self._cached_tokens)
 

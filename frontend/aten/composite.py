@@ -107,12 +107,6 @@ def _aminmax(b: OpBuilder, x: Value, *, dim: int | None = None, keepdim: bool = 
     return [extreme(b, x, how, dim, keepdim) for how in ("min", "max")]
 
 
-@lowers(A.std_mean.correction, A.std_mean.dim, A.std_mean.default)
-def _std_mean(b: OpBuilder, x: Value, *args: Any, **kwargs: Any) -> list[Value]:
-    var, mu = LOWERINGS[A.var_mean.correction](b, x, *args, **kwargs)
-    return [b.unary(ew.Sqrt, var), mu]
-
-
 @lowers(A.nansum.default)
 def _nansum(b: OpBuilder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     clean = b.select(b.op(ew.IsNan, [x]), 0.0, x) if b.dtype(x).is_float else x

@@ -150,13 +150,14 @@ def _running(b: OpBuilder, x: Value, mu: Value | None, var: Value | None, moment
     beside the channels. A call on nothing leaves them alone."""
     if mu is None or var is None:
         return {}
-    now = variance(b, b.convert(x, b.dtype(mu)), dims, 1, True)
+    wide = "f32" if b.dtype(mu).name in ("f16", "bf16") else b.dtype(mu)
+    now = variance(b, b.convert(x, wide), dims, 1, True)
     rest = [d for d in range(b.rank(x)) if d != 1]
     some = b.convert(b.full([], sympy.Piecewise((1, b.count(x, list(range(b.rank(x)))) > 0), (0, True)), "i64"), "i1")
 
     def step(old: Value, new: Value) -> Value:
         new = mean(b, new, rest, False)
-        return b.select(some, b.add(b.mul(old, 1 - momentum), b.mul(new, momentum)), old)
+        return b.in_f32(lambda o: b.select(some, b.add(b.mul(o, 1 - momentum), b.mul(new, momentum)), o), old)
 
     return {3: step(mu, now[1]), 4: step(var, now[0])}
 

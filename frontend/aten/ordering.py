@@ -77,7 +77,7 @@ def _bincount(b: OpBuilder, x: Value, weights: Value | None = None, minlength: A
     b.require(sympy.Ge(name, 0), "bincount counts non-negative integers")
     if weights is None:
         return scatter(b, b.full([name], 0, "i64"), [x], b.full(b.shape(x), 1, "i64"), [0], 0, "add")
-    dtype = b.dtype(weights) if b.dtype(weights).is_float else b.as_dtype("f64")
+    dtype = b.as_dtype("f32" if b.dtype(weights).name == "f32" else "f64")
     return scatter(b, b.full([name], 0, dtype), [x], weights, [0], 0, "add")
 
 

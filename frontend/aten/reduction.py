@@ -81,10 +81,23 @@ def _std(b: OpBuilder, x: Value, *args: Any, **kwargs: Any) -> Value:
     return b.in_f32(lambda v: b.unary(ew.Sqrt, variance(b, v, b.dims_list(x, dim), correction, keepdim)[0]), x)
 
 
+def _with_mean(b: OpBuilder, x: Value, root: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:
+    """The variance or its root, and the mean, of which both are rounded once."""
+    dim, correction, keepdim = _correction(args, kwargs)
+    dtype = b.dtype(x)
+    wide = b.convert(x, "f32") if dtype.name in ("f16", "bf16") else x
+    var, mu = variance(b, wide, b.dims_list(x, dim), correction, keepdim)
+    return [b.convert(b.unary(ew.Sqrt, var) if root else var, dtype), b.convert(mu, dtype)]
+
+
 @lowers(A.var_mean.correction, A.var_mean.dim, A.var_mean.default)
 def _var_mean(b: OpBuilder, x: Value, *args: Any, **kwargs: Any) -> list[Value]:
-    dim, correction, keepdim = _correction(args, kwargs)
-    return list(variance(b, x, b.dims_list(x, dim), correction, keepdim))
+    return _with_mean(b, x, False, args, kwargs)
+
+
+@lowers(A.std_mean.correction, A.std_mean.dim, A.std_mean.default)
+def _std_mean(b: OpBuilder, x: Value, *args: Any, **kwargs: Any) -> list[Value]:
+    return _with_mean(b, x, True, args, kwargs)
 
 
 @lowers(A.linalg_vector_norm.default, A.norm.ScalarOpt_dim, A.norm.Scalar, A.norm.ScalarOpt_dim_dtype)

@@ -149,6 +149,7 @@ def check(c: Conv | ConvTranspose, x: torch.Tensor, weight: torch.Tensor, **opti
     np.testing.assert_allclose(out, want, rtol=tolerance, atol=4 * tolerance * max(1, weight[0].numel() ** 0.5 / 8))
 
 
+@pytest.mark.sampled(2)
 @every
 def test_matches_pytorch_at_all_sizes(c: Conv) -> None:
     """One compiled kernel serves all sizes, in any split."""
@@ -364,6 +365,7 @@ def run_bytes(c: ByteConv, x: Array, weight: Array, *, tiles: bool = True, threa
     return out
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("c", BYTES, ids=lambda c: c.conv.name)
 def test_sums_of_bytes_are_exact_at_all_sizes(c: ByteConv) -> None:
     """Less the image's zero, which is what lies outside; vectors find the same."""

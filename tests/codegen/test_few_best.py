@@ -50,6 +50,7 @@ def expected(x: torch.Tensor, k: int, dim: int, largest: bool) -> tuple[torch.Te
     return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dim", [1, 0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.int8], ids=str)
 @pytest.mark.parametrize(("k", "largest"), [(1, True), (1, False), (5, True), (8, False), (16, True), (17, False), (50, True)])

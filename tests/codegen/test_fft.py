@@ -51,6 +51,7 @@ def agrees(got: Tensor, x: Tensor, f: Callable[[Tensor], Tensor]) -> None:
     assert (got - exact).abs().max() <= 8 * eps * exact.abs().max()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", FORMS)
 def test_lengths_of_the_call(name: str, dtype: torch.dtype) -> None:
@@ -67,6 +68,7 @@ def compiled(name: str, dtype: torch.dtype, target: str = "native") -> CompiledM
     return dhlo.compile(export(Fn(FORMS[name]), (x,), dynamic_shapes=({0: A, 1: A},)), target=target)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", ["native", "x86-64-v3"])
 @pytest.mark.parametrize("name", FORMS)
 def test_lines_and_lengths(name: str, target: str) -> None:
@@ -89,6 +91,7 @@ def test_long_lines(name: str) -> None:
         agrees(model(x), x, FORMS[name])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", [1, 2, 67, 134, 256, 400, 1000, 1009])
 def test_static_lengths(n: int) -> None:
     for name in ("forward", "inverse", "half", "odd"):

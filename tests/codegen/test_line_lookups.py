@@ -28,6 +28,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int16, torch.uint8, torch.bool)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("size", "step"), [(1, 1), (5, 2), (16, 16), (17, 3), (40, 7), (64, 1), (100, 41)])
 def test_windows(dtype: torch.dtype, size: int, step: int) -> None:

@@ -61,6 +61,7 @@ def check(got: Array, a: Array, b: Array) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("packed", [True, False])
 @every_way
 def test_sizes(spec: TileSpec, packed: bool) -> None:
@@ -71,6 +72,7 @@ def test_sizes(spec: TileSpec, packed: bool) -> None:
         check(run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 3, spec=spec), a, b)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("packed", [True, False])
 @every_way
 def test_strides_and_batches(spec: TileSpec, packed: bool) -> None:

@@ -92,6 +92,7 @@ def test_sizes_of_the_call(name: str) -> None:
     assert done >= 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("shape", [(2, 4, 7, 7), (1, 4, 1, 40), (2, 4, 16, 16)])
 def test_static_sizes(name: str, shape: tuple[int, ...]) -> None:
@@ -101,6 +102,7 @@ def test_static_sizes(name: str, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(model(*args), f(*args), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("image", [(1, 1), (1, 6), (6, 1)], ids=str)
 def test_images_of_one_row_or_column(name: str, image: tuple[int, int]) -> None:

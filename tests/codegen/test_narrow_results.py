@@ -38,6 +38,7 @@ def check(f: Callable[..., Any], make: Callable[[int, int], tuple[torch.Tensor, 
         torch.testing.assert_close(model(*args), f(*args), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("width", (2, 3, 4, 5))
 def test_stacked(width: int, dtype: torch.dtype) -> None:
@@ -48,6 +49,7 @@ def test_stacked(width: int, dtype: torch.dtype) -> None:
     check(f, lambda m, n: tuple(numbers(m, n, dtype=dtype) for _ in range(width)), COUNTS[:: 1 if width == 3 else 3])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("step", (2, 3, 4, 5))
 def test_elements_that_lie_apart(step: int, dtype: torch.dtype) -> None:

@@ -105,6 +105,7 @@ def check(module: Module, model: Callable[..., Any], m: int) -> None:
         close(got, want, 1e-5 if x.dtype == torch.float32 else 2e-2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("code", [pytest.param(c, marks=pytest.mark.slow if c in ALIKE else ()) for c in CODES])
 def test_every_code_at_every_size(code: str) -> None:
     module, (model, artifact) = programs(code)

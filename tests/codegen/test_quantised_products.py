@@ -178,6 +178,7 @@ def products_of(spec: TileSpec, code: str) -> Iterator[Product]:
     yield Product(spec, code, draw_codes(code, (3, 64, 33), g), torch.rand((3, 2, 33), generator=g), elem=BF16)
 
 
+@pytest.mark.sampled(2)
 @every_target_or_slow
 def test_any_split(spec: TileSpec) -> None:
     g = torch.Generator().manual_seed(1)
@@ -220,6 +221,7 @@ def test_outliers_that_codes_leave_out(spec: TileSpec) -> None:
                 assert ((got - want).abs().amax(-1) <= 1e-4 * want.abs().amax(-1)).all(), (size, m)
 
 
+@pytest.mark.sampled(2)
 @every_target_or_slow
 @pytest.mark.parametrize("code", ["i8", "ui4", "f4e2m1fn"])  # signed, with signs to flip, looked up
 def test_elements_far_above_the_others(spec: TileSpec, code: str) -> None:

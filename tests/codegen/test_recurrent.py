@@ -25,6 +25,7 @@ TOLERANCE = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.float64: {"rtol"
 NARROW = [torch.float64, torch.float16, torch.bfloat16]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "dtype"),

@@ -27,6 +27,7 @@ def table(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 _KINDS = [*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "last"), [(torch.float32, False), *((d, True) for d in _KINDS)])
 def test_lookups_at_arithmetic_places(dtype: torch.dtype, last: bool) -> None:
     """Places that lie close, far apart, fall, repeat, or rise and fall, of which all look as if they rose."""
@@ -48,6 +49,7 @@ def test_lookups_at_arithmetic_places(dtype: torch.dtype, last: bool) -> None:
         torch.testing.assert_close(model(*args), f(*args), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("mode", ("nearest", "bilinear", "bicubic", "area"))
 def test_images_of_any_size(mode: str, dtype: torch.dtype) -> None:

@@ -131,6 +131,7 @@ def test_what_would_trap_is_reported() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- bf16
+@pytest.mark.sampled(2)
 @both
 @every_target
 def test_sizes_of_bf16(spec: TileSpec, packed: bool) -> None:
@@ -229,6 +230,7 @@ def test_the_kernel_stores_whole_tiles_itself(spec: TileSpec, packed: bool) -> N
 
 
 # ---------------------------------------------------------------------------------------------------- bytes
+@pytest.mark.sampled(2)
 @both
 @every_form
 def test_bytes_are_stored_whole(spec: TileSpec, packed: bool) -> None:
@@ -313,6 +315,7 @@ def assembly_of_kernels(elem: str, spec: TileSpec) -> tuple[dict[str, str], list
     return dict(re.findall(r"^(\w+)\.v4\w*:.*\n((?:.*\n)*?)\.Lfunc_end", assembly, re.MULTILINE)), code_features(text, spec.target)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("elem", "unsigned", "product", "feature"),
     [

@@ -166,6 +166,7 @@ def check_planes(conv: Conv | ConvTranspose, side: int, by_planes: bool) -> None
             assert (run_conv(conv, program, x, weight, seed=seed, threads=threads) == out).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("side", maps.SIDES)
 @pytest.mark.parametrize(
     "conv",
@@ -237,6 +238,7 @@ def strip(kernel: tuple[int, ...], stride: tuple[int, ...], pads: Any, ins: int 
     return Conv(ins, outs, kernel, stride, pads, (1,) * len(kernel), spec=TILES, winograd=maps.SIDES)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("side", maps.SIDES)
 @pytest.mark.parametrize(
     "conv",

@@ -141,6 +141,7 @@ def agrees(module: Flex, program: Any, sizes: Sequence[tuple[int, int, int]], dt
 SIZES = [(3, 10, 12), (1, 1, 1), (2, 1, 33), (2, 17, 2), (1, 64, 65), (1, 299, 300), (3, 10, 12)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FORMS)
 def test_functions_of_scores_match_at_all_sizes(name: str) -> None:
     form, expected = FORMS[name]
@@ -157,6 +158,7 @@ def test_nothing_to_attend_to() -> None:
         assert torch.equal(model(*inputs(batch, queries, keys, torch.float32)), torch.zeros(batch, HEADS, queries, DEPTH))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["hidden", "relative"])
 def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
@@ -178,6 +180,7 @@ def test_scores_of_narrow_numbers_are_single_precision(dtype: torch.dtype) -> No
             assert (model(*args) - exact).abs().max() <= 1.1 * (module(*args) - exact).abs().max()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_block_masks_say_which_keys_are_seen(name: str) -> None:
     form, said = BLOCKS[name]

@@ -25,6 +25,7 @@ class Sample(torch.nn.Module):
         return F.grid_sample(x, grid, **self.how)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
 @pytest.mark.parametrize("channels", (1, 3, 8, 17, 32))
 @pytest.mark.parametrize("padding", ("zeros", "border", "reflection"))

@@ -85,6 +85,7 @@ LAYERS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "zero"), [(torch.uint8, 125), (torch.int8, -7)])
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer(name: str, dtype: torch.dtype, zero: int) -> None:
@@ -157,6 +158,7 @@ def test_images_of_both_kinds_share_weights(target: str) -> None:
 _WIDTHS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 511, 513, 1100)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("dtype", "zero"), [(torch.uint8, 200), (torch.int8, 127)])
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1), (7, 2), (4, 3)])
 def test_depthwise_rows_of_all_sizes(kernel: int, stride: int, dtype: torch.dtype, zero: int) -> None:

@@ -151,6 +151,7 @@ OPERATORS: dict[str, tuple[int, tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [F32, F64, F16])
 @pytest.mark.parametrize("case", OPERATORS)
@@ -200,6 +201,7 @@ DEFORMED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [F32, F64, F16])
 @pytest.mark.parametrize("case", DEFORMED)

@@ -156,6 +156,7 @@ def laid_out(dtype: torch.dtype, sizes: tuple[int, ...], rng: random.Random) -> 
     return x[tuple(index)].expand(sizes)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2), (torch.float64, 1e-10), (torch.float16, 5e-3)]

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import math
 import os
 import random
 import shutil
@@ -371,6 +372,14 @@ def test_ends(step: CompiledModel) -> None:
         assert events[-1].tokens == tokens[at - 1 : at + 1] and len(choice.logprobs) == at + 1
         assert [e.finish for e in events[:-1]] == [None] * (len(events) - 1)
 
+        # As it was when it was asked for, in whatever it was given.
+        mine = ["never", stop]
+        given: list[Any] = [mine, {stop}, dict.fromkeys(mine), iter(mine), (s for s in mine)]
+        requests = [engine.submit(prompt, replace(GREEDY, stop=g)) for g in given]
+        mine.clear()
+        assert [r.result().choices[0].stop for r in requests] == [stop] * len(requests)
+        assert engine.generate([prompt], GREEDY)[0].choices[0].tokens == tokens
+
         (choice,) = engine.generate([prompt], replace(GREEDY, stop=("<" + str(tokens[0]) + "><100>",)))[0].choices
         assert choice.tokens == tokens and choice.finish is FinishReason.LENGTH
     with Engine(step, EngineOptions(eos_tokens=(tokens[at],))) as engine:
@@ -505,6 +514,7 @@ def test_wrong_options(step: CompiledModel, options: dict[str, Any], message: st
     [
         ({"stop": "ab"}, "stop: .* single string"),
         ({"stop": (1,)}, "stop: strings"),
+        ({"stop": 1}, "stop: strings"),
         ({"stop": ("\ud800",)}, "stop: strings that UTF-8 has"),
         ({"cache_salt": 3}, "cache_salt: strings"),
         ({"stop_tokens": (2**40,)}, "stop_tokens: tokens are integers"),
@@ -519,6 +529,20 @@ def test_wrong_options(step: CompiledModel, options: dict[str, Any], message: st
 def test_params_of_wrong_types(step: CompiledModel, params: dict[str, Any], message: str) -> None:
     with Engine(step) as engine, pytest.raises(ContractError, match=message):
         engine.submit([1], SamplingParams(**params))
+
+
+def test_waits_of_any_length(step: CompiledModel) -> None:
+    with Engine(step) as engine:
+        for timeout in (math.inf, 2**64, None):
+            assert engine.submit([1], SamplingParams(max_tokens=40)).result(timeout).choices[0].tokens
+        request = engine.submit([1], SamplingParams(max_tokens=100_000))
+        wrong: list[Any] = ["1", math.nan, [1]]
+        for timeout in wrong:
+            with pytest.raises(ContractError, match="timeout is a number of seconds"):
+                request.result(timeout)
+        for timeout in (0, -1.0, 1e-3):
+            with pytest.raises(DeadlineError, match="hasn't ended"):
+                request.result(timeout)
 
 
 def test_prompts_are_integers(step: CompiledModel) -> None:
@@ -711,7 +735,7 @@ request = engine.submit([1], SamplingParams(max_tokens=100_000))
 next(iter(request))
 child = os.fork()
 if child == 0:  # which has no thread of the engine's, and ends as Python does
-    for use in (lambda: engine.submit([1]), request.result, engine.stats, engine.drain):
+    for use in (lambda: engine.submit([1]), request.result, request.cancel, engine.stats, engine.drain):
         try:
             use()
         except ContractError as e:

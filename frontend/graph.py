@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -29,8 +30,9 @@ from dhlo.ir.function import mark_results, set_ranges, set_user_names
 from dhlo.ir.mlir import func, ir
 from dhlo.ir.ops import complexes, control, movement
 from dhlo.ir.ops.control import CONDITION
-from dhlo.ir.symbols import as_expr, show, symbol
+from dhlo.ir.symbols import as_expr, show, symbol, symbols_of
 from dhlo.ir.types import DTYPES, TensorType, from_torch_dtype
+from dhlo.shape_infer.solve import solve_sizes
 
 __all__ = ["Importer"]
 
@@ -61,6 +63,8 @@ class Importer:
         self.owners: list[tuple[str, str, Ref]] = []  # (kind, target, base) of what can be mutated
         self.fresh = 0
         self.sizes: set[str] = set()  # symbols that arguments' sizes define
+        self.sizes_apart: list[tuple[sympy.Symbol, sympy.Expr]] = []  # arguments' sizes that numbers say, and what they say
+        self.apart: dict[str, TensorType] = {}  # types of arguments by these numbers
         self.numbers: set[str] = set()  # symbols that numbers among the arguments define
         self.read = 0  # how many ops read these
         self.items: set[str] = set()  # symbols that tensors' values have defined
@@ -76,7 +80,7 @@ class Importer:
         """Builds the module and describes its interface."""
         module = ir.Module.create()
         inputs, types = self._inputs()
-        self.sizes = {s for t in types for s in t.symbols}
+        self.sizes = {name for t in types for name in t.symbols}
         with ir.InsertionPoint(module.body):
             f = func.FuncOp("main", ([t.mlir() for t in types], []))
         self.entry = block = f.add_entry_block()
@@ -130,13 +134,37 @@ class Importer:
                 specs.append(InputSpec(name, None, constant=value))
                 continue
             types.append(t)
-        return specs, types
+        return self._apart(specs)
+
+    def _apart(self, specs: list[InputSpec]) -> tuple[list[InputSpec], list[TensorType]]:
+        """The same, where sizes that no size tells the symbols of, but whole numbers among the inputs do (tokens of `h * w`), are
+        symbols of their own: what they are equal to is checked behind the arguments."""
+        whole = {str(v.node.expr) for v in input_values(self.ep) if isinstance(v, torch.SymInt)}
+        told = {name for name, *_ in solve_sizes([e for s in specs if s.type is not None for e in s.type.shape])}
+        out, types = list[InputSpec](), list[TensorType]()
+        for spec in specs:
+            if spec.type is not None:
+                shape = [self._size_apart(e) if symbols_of(e) & (whole - told) else e for e in spec.type.shape]
+                own = TensorType.of(spec.type.dtype, shape)
+                if own != spec.type:
+                    self.apart[spec.name] = spec.type
+                    spec = replace(spec, type=own)
+                types.append(own)
+            out.append(spec)
+        return out, types
+
+    def _size_apart(self, e: sympy.Expr) -> sympy.Symbol:
+        name = f"size_{len(self.sizes_apart)}"
+        self.dims.declare(name, 0, None)
+        self.sizes_apart.append((symbol(name), e))
+        return symbol(name)
 
     def _bind_inputs(self, specs: Sequence[InputSpec], arguments: list[Value]) -> None:
         nodes = {n.name: n for n in self.ep.graph.nodes if n.op == "placeholder"}
         user = [s for s in self.ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
         rest = iter(arguments)
         checked: list[tuple[Value, Any]] = []
+        tensors = list[tuple[Any, InputSpec, Value]]()
         for spec, inner in zip(specs, user, strict=True):
             node = nodes[inner.arg.name]
             if spec.type is None:
@@ -149,10 +177,17 @@ class Importer:
                     self._define(x, expr)
                 self.env[node] = static_value(self.dims.expr(as_expr(expr)))
             else:
-                self.env[node] = self._content(next(rest))
-                self.owners.append(("input", spec.name, self.env[node]))
+                tensors.append((node, spec, next(rest)))
         for x, expr in checked:
             self._check_number(x, expr)
+        for own, e in self.sizes_apart:
+            same = show(sympy.Eq(own, e, evaluate=False))
+            self.b.op(control.Assert, [], {"condition": same, "message": f"a size that follows from numbers requires {CONDITION}"})
+        for node, spec, x in tensors:
+            if spec.name in self.apart:
+                x = self.b.op(movement.Reshape, [x], None, [self.apart[spec.name]])
+            self.env[node] = self._content(x)
+            self.owners.append(("input", spec.name, self.env[node]))
 
     def _bind_state(self) -> None:
         """Parameters, buffers and constants as `weight` ops; one for each distinct piece of memory, by its module's name."""

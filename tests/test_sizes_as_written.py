@@ -178,3 +178,35 @@ def test_numbers_made_of_sizes(name: str) -> None:
 def test_numbers_that_no_host_computes_are_refused(f: Any, what: str) -> None:
     with pytest.raises(CompileError, match=rf"{what}(?s:.*)of tensors(?s:.*)test_sizes_as_written"):
         dhlo.compile(export(Numbers(f), (randn(30), randn(17)), dynamic_shapes=({0: A}, {0: A})))
+
+
+class Tokens(torch.nn.Module):
+    """Attention over tokens of an image, whose height and width are numbers, to keys of a convolution; writes its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fewer, self.near = torch.nn.Conv2d(8, 8, 2, 2), torch.nn.Conv2d(8, 8, 3, padding=1, groups=8)
+
+    def forward(self, x: Tensor, h: int, w: int) -> Tensor:
+        batch, count, width = x.shape
+        torch._check(h * w == count)
+        x.mul_(0.5)
+        keys = self.fewer(x.transpose(1, 2).reshape(batch, width, h, w)).flatten(2).transpose(1, 2)
+        y = F.scaled_dot_product_attention(x, keys, keys)
+        return y + self.near(y.transpose(1, 2).view(batch, width, h, w)).flatten(2).transpose(1, 2)
+
+
+def test_sizes_that_numbers_say() -> None:
+    module, auto = Tokens().eval().requires_grad_(False), Dim.DYNAMIC
+    model = dhlo.compile(export(module, (randn(2, 48, 8), 6, 8), dynamic_shapes=({0: auto, 1: auto}, auto, auto)))
+    for batch, h, w in ((2, 6, 8), (1, 4, 4), (3, 7, 9), (2, 16, 5), (1, 8, 31), (17, 4, 5)):
+        x = randn(batch, h * w, 8)
+        mine = x.clone()
+        torch.testing.assert_close(model(mine, h, w), module(x, h, w), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mine, x, rtol=0, atol=0)
+    for h, w in ((6, 7), (48, 2), (4, 13)):
+        with pytest.raises(ContractError, match=r"requires size_0 == .*, where size_0 = 'x' dim 1"):
+            model(randn(2, 48, 8), h, w)
+    with pytest.raises(MemoryError):
+        model(randn(2, 48, 8), 2**32, 2**32)
+    assert model(randn(2, 48, 8), 6, 8).shape == (2, 48, 8)

@@ -15,6 +15,7 @@ from dhlo.ir.ops.control import CONDITION, Assert, Group, Item
 from dhlo.ir.ops.host import Assume, Capacity, Check, CheckBuffer, CheckType, Size, Solve
 from dhlo.ir.symbols import FloorDiv, describe, is_static, parse, show, spell, symbol, symbols_of
 from dhlo.ir.types import from_mlir
+from dhlo.shape_infer.solve import solve_sizes
 
 __all__ = ["check_contract"]
 
@@ -68,10 +69,15 @@ class _Contract:
         dims = [((k, d), e) for k, t in enumerate(self.types) for d, e in enumerate(t.shape)]
         for (k, d), size in self.sizes.items():
             build(Size, [self.block.arguments[k]], {"dim": d, "symbol": size.name})
-        for at, e in dims:  # a size that is just a symbol defines it
-            if e.is_Symbol and e.name not in self.source:
-                self._define(e.name, at, self.sizes[at])
-        self._solve(dims)
+        for name, i, a, b in solve_sizes([e for _, e in dims]):  # that there is no remainder is checked below
+            at = dims[i][0]
+            self._define(name, at, self.sizes[at] if a == 1 and b == 0 else FloorDiv(self.sizes[at] - b, a))
+        untold = {s for _, e in dims for s in symbols_of(e)} - set(self.source)
+        if untold:
+            raise CompileError(
+                f"sizes {', '.join(sorted(untold))} can't be found from the inputs' shapes",
+                hint="give one input a dim of exactly this size",
+            )
         for name, at in self.source.items():
             self._range(name, at)
         for at, e in dims:
@@ -84,29 +90,6 @@ class _Contract:
     def _define(self, name: str, at: At, value: sympy.Expr) -> None:
         self.source[name] = at
         build(Solve, [], {"unknown": name, "value": show(value)})
-
-    def _solve(self, dims: list[tuple[At, sympy.Expr]]) -> None:
-        """Symbols that appear only inside expressions: a*s + b = size gives s, and the later equality check confirms it."""
-        missing = {s for _, e in dims for s in symbols_of(e)} - set(self.source)
-        while missing:
-            found = False
-            for at, e in dims:
-                unknown = symbols_of(e) & missing
-                if len(unknown) != 1:
-                    continue
-                (name,) = unknown
-                s = next(x for x in e.free_symbols if x.name == name)
-                a, b = e.coeff(s, 1), e.coeff(s, 0)
-                if not (a.is_Integer and int(a) != 0 and (e - a * s - b).expand() == 0):
-                    continue
-                self._define(name, at, FloorDiv(self.sizes[at] - b, a))
-                missing.discard(name)
-                found = True
-            if not found:
-                raise CompileError(
-                    f"sizes {', '.join(sorted(missing))} can't be found from the inputs' shapes",
-                    hint="give one input a dim of exactly this size",
-                )
 
     def _range(self, name: str, at: At) -> None:
         """The range of a symbol that a dim gives: where the dim is a multiple of the symbol and some more, as the dim's range."""

@@ -30,9 +30,9 @@ from dhlo.ir.function import mark_results, set_ranges, set_user_names
 from dhlo.ir.mlir import func, ir
 from dhlo.ir.ops import complexes, control, movement
 from dhlo.ir.ops.control import CONDITION
+from dhlo.ir.solve import solve_sizes
 from dhlo.ir.symbols import as_expr, show, symbol, symbols_of
 from dhlo.ir.types import DTYPES, TensorType, from_torch_dtype
-from dhlo.shape_infer.solve import solve_sizes
 
 __all__ = ["Importer"]
 

@@ -13,9 +13,9 @@ from dhlo.ir.function import argument_names, argument_type, bodies, filled_sizes
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import CONDITION, Assert, Group, Item
 from dhlo.ir.ops.host import Assume, Capacity, Check, CheckBuffer, CheckType, Size, Solve
+from dhlo.ir.solve import solve_sizes
 from dhlo.ir.symbols import FloorDiv, describe, is_static, parse, show, spell, symbol, symbols_of
 from dhlo.ir.types import from_mlir
-from dhlo.shape_infer.solve import solve_sizes
 
 __all__ = ["check_contract"]
 

@@ -66,6 +66,11 @@ class OpBuilder:
     def dtype(self, x: Value) -> DType:
         return from_mlir(x).dtype
 
+    def wide_dtype(self, x: Value) -> DType:
+        """The dtype that ATen's kernels compute in for x: f32 for reduced floats, else its own."""
+        d = self.dtype(x)
+        return self.as_dtype("f32") if d.name in ("f16", "bf16") else d
+
     def dim(self, x: Value, d: Any) -> int:
         """A dim number, counted from the end if negative."""
         rank = self.rank(x)

@@ -80,7 +80,7 @@ class Importer:
         """Builds the module and describes its interface."""
         module = ir.Module.create()
         inputs, types = self._inputs()
-        self.sizes = {name for t in types for name in t.symbols}
+        self.sizes = {s for t in types for s in t.symbols}
         with ir.InsertionPoint(module.body):
             f = func.FuncOp("main", ([t.mlir() for t in types], []))
         self.entry = block = f.add_entry_block()
@@ -121,7 +121,6 @@ class Importer:
 
     def _inputs(self) -> tuple[list[InputSpec], list[TensorType]]:
         specs: list[InputSpec] = []
-        types: list[TensorType] = []
         for name, value in zip(self.names, input_values(self.ep), strict=True):
             if isinstance(value, torch.Tensor):
                 t = TensorType.of(from_torch_dtype(value.dtype), [self.dims.expr(s) for s in value.shape])
@@ -132,13 +131,11 @@ class Importer:
                 specs.append(InputSpec(name, t, scalar=kind))
             else:
                 specs.append(InputSpec(name, None, constant=value))
-                continue
-            types.append(t)
         return self._apart(specs)
 
     def _apart(self, specs: list[InputSpec]) -> tuple[list[InputSpec], list[TensorType]]:
-        """The same, where sizes that no size tells the symbols of, but whole numbers among the inputs do (tokens of `h * w`), are
-        symbols of their own: what they are equal to is checked behind the arguments."""
+        """Sizes that no size tells the symbols of, but whole numbers among the inputs do (tokens of `h * w`), become symbols of
+        their own: what they are equal to is checked behind the arguments. Returns the types of tensors and numbers, too."""
         whole = {str(v.node.expr) for v in input_values(self.ep) if isinstance(v, torch.SymInt)}
         told = {name for name, *_ in solve_sizes([e for s in specs if s.type is not None for e in s.type.shape])}
         out, types = list[InputSpec](), list[TensorType]()

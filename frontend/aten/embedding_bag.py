@@ -49,7 +49,7 @@ def _embedding_bag(
         ends, offsets = b.convert(offsets, "i64"), b.slice(offsets, 0, 0, b.shape(offsets)[0] - 1)
     else:
         ends = b.concat([b.convert(offsets, "i64"), b.full([1], b.shape(index)[0], "i64")], 0)
-    bags, work = b.shape(offsets)[0], _work(b, table)
+    bags, work = b.shape(offsets)[0], b.wide_dtype(table)
     ends = _from_zero(b, ends, bags)
     rows = b.convert(b.take(table, [index], [0], 0), work)
     used = _used(b, index, padding_idx, work)
@@ -98,10 +98,6 @@ def _bag_of(b: OpBuilder, index: Value, offsets: Value) -> Value:
     return b.sub(b.op(lookup.SearchSorted, [b.convert(offsets, "i64"), places], {"right": True}), 1)
 
 
-def _work(b: OpBuilder, x: Value) -> DType:
-    return b.as_dtype("f32") if b.dtype(x).name in ("f16", "bf16") else b.dtype(x)
-
-
 def _used(b: OpBuilder, index: Value, padding_idx: Any, dtype: DType) -> Value:
     """1 for indices that count, 0 for the padding's."""
     if padding_idx is None or padding_idx == -1:
@@ -139,7 +135,7 @@ def _dense_backward(
     weights: Value | None,
     padding_idx: int = -1,
 ) -> Value:
-    dtype, work = b.dtype(grad), _work(b, grad)
+    dtype, work = b.dtype(grad), b.wide_dtype(grad)
     grad = b.convert(grad, work)
     start = b.full([rows, b.shape(grad)[1]], 0, work)
     if mode == _MAX:
@@ -162,7 +158,7 @@ def _weights_backward(
     b: OpBuilder, grad: Value, table: Value, index: Value, offsets: Value, bag: Value, mode: int, padding_idx: int = -1
 ) -> Value:
     """What a step of each index's weight changes: the product of its row with its bag's gradient."""
-    work = _work(b, grad)
+    work = b.wide_dtype(grad)
     given = b.take(grad, [_bag_of(b, index, offsets)], [0], 0)
     rows, given = (b.convert(v, work) for v in (b.take(table, [index], [0], 0), given))
     found = b.mul(b.reduce(b.mul(rows, given), "sum", [1]), _used(b, index, padding_idx, work))

@@ -40,7 +40,7 @@ def _convolution_backward(
 ) -> list[Value | None]:
     """The gradients of x, w and the bias, None for those that `output_mask` leaves out."""
     n = b.rank(w) - 2
-    dtype, wide = b.dtype(x), "f32" if b.dtype(x).name in ("f16", "bf16") else b.dtype(x)
+    dtype, wide = b.dtype(x), b.wide_dtype(x)
     grad, x, w = (b.convert(v, wide) for v in (grad, x, w))
     where = many(stride, n), many(padding, n), many(dilation, n)
     dx = _grad_input(b, grad, x, w, *where, transposed, groups) if output_mask[0] else None

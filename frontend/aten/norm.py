@@ -39,8 +39,7 @@ def _native_layer_norm(b: OpBuilder, x: Value, shape: Any, weight: Value | None,
     for d, n in zip(dims, shape, strict=True):
         b.dims.same(b.shape(x)[d], n)
     dtype = b.dtype(x)
-    wide = b.convert(x, "f32") if dtype.name in ("f16", "bf16") else x
-    y, mu, rstd = _standardise(b, wide, dims, eps)
+    y, mu, rstd = _standardise(b, b.convert(x, b.wide_dtype(x)), dims, eps)
     own = next((b.dtype(v) for v in (weight, bias) if v is not None), dtype)  # ATen's mean and deviation have the weights' dtype
     return [b.convert(_affine(b, y, weight, bias, None), dtype), b.convert(mu, own), b.convert(rstd, own)]
 
@@ -150,8 +149,7 @@ def _running(b: OpBuilder, x: Value, mu: Value | None, var: Value | None, moment
     beside the channels. A call on nothing leaves them alone."""
     if mu is None or var is None:
         return {}
-    wide = "f32" if b.dtype(mu).name in ("f16", "bf16") else b.dtype(mu)
-    now = variance(b, b.convert(x, wide), dims, 1, True)
+    now = variance(b, b.convert(x, b.wide_dtype(mu)), dims, 1, True)
     rest = [d for d in range(b.rank(x)) if d != 1]
     some = b.convert(b.full([], sympy.Piecewise((1, b.count(x, list(range(b.rank(x)))) > 0), (0, True)), "i64"), "i1")
 

@@ -85,8 +85,7 @@ def _with_mean(b: OpBuilder, x: Value, root: bool, args: tuple[Any, ...], kwargs
     """The variance or its root, and the mean, of which both are rounded once."""
     dim, correction, keepdim = _correction(args, kwargs)
     dtype = b.dtype(x)
-    wide = b.convert(x, "f32") if dtype.name in ("f16", "bf16") else x
-    var, mu = variance(b, wide, b.dims_list(x, dim), correction, keepdim)
+    var, mu = variance(b, b.convert(x, b.wide_dtype(x)), b.dims_list(x, dim), correction, keepdim)
     return [b.convert(b.unary(ew.Sqrt, var) if root else var, dtype), b.convert(mu, dtype)]
 
 

@@ -9,9 +9,9 @@ import sympy
 
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, rows, vectors
-from dhlo.codegen.families.loops.merged import merged_dims
 from dhlo.codegen.families.loops.narrow import Narrow, before_reshapes
 from dhlo.codegen.families.loops.transpose import Turned
+from dhlo.codegen.families.merged import as_one, merged_dims
 from dhlo.codegen.kernel_ir.builder import KernelModule, V
 from dhlo.ir.dialect import Kind, Op, attr
 from dhlo.ir.handles import Value
@@ -73,8 +73,7 @@ def _flat(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
     hi = fn.min(fn.mul(fn.args[2], BLOCK), n)
 
     def body(i: Index) -> None:
-        idx = [Index(i.base, i.step, i.vec, i.multiple, (i, d, shape)) for d in range(len(shape))] if len(shape) > 1 else [i]
-        idx = idx if shape else []
+        idx = as_one(i, shape)
         for r, v in enumerate(k.yields):
             x = em.value(v, idx)
             em.store(x, k.result_pointer(r), from_mlir(v).dtype, i if shape else em.zero)
@@ -97,9 +96,7 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
 
     def store(at: dict[int, Index]) -> None:
         if merged:
-            i = at[merged[-1]]
-            tail = shape[merged[0] :]
-            at = {**at, **{d: Index(i.base, i.step, i.vec, i.multiple, (i, n, tail)) for n, d in enumerate(merged)}}
+            at = {**at, **dict(zip(merged, as_one(at[merged[-1]], shape[merged[0] :]), strict=True))}
         idx = [at.get(d, em.zero) for d in range(len(shape))]
         if put is not None:
             put([em.value(v, idx) for v in values], em.flatten(idx, shape))
@@ -115,7 +112,7 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
     *outer, lane = dims
     turned = Turned.of(k, lane) if values is k.yields or put is not None else None
     long = is_static(shape[lane]) and shape[lane] >= BLOCK
-    count = merged_dims(k, values) if turned is None and not long else 1
+    count = merged_dims(k, values, len(shape)) if turned is None and not long else 1
     if count > len(shape) - lane:  # more than what are ones behind it
         merged = tuple(range(len(shape) - count, len(shape)))
         outer, lane = [d for d in outer if d not in merged], merged[-1]

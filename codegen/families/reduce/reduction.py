@@ -20,6 +20,7 @@ from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.elementwise.rules import wrap
 from dhlo.codegen.families.combine import across, combine, identity_of
 from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, rows
+from dhlo.codegen.families.merged import as_one, merged_dims
 from dhlo.codegen.families.reduce.turned import Turn, TurnedStores
 from dhlo.codegen.kernel_ir.builder import BITS, I64, KernelModule, V
 from dhlo.ir.dialect import Kind, attr
@@ -38,6 +39,7 @@ MAX_PARTS = 32  # into which an item is split at most
 # Simple operations of a part, at least. Parts order sums, so that no fact of the machine may choose their size.
 _PART_WORK = 1 << 16
 UNROLL = 4  # independent accumulators along a row
+LONG = 1024  # elements of a row that needs no others beside it
 COLUMNS = 4  # vectors side by side where the last dim is kept: a row's cache lines are read together
 LINE = 64  # bytes of a cache line
 KEEP_COST = 6  # values cheaper than this are computed again in every pass
@@ -57,18 +59,34 @@ class Reduction:
         solid = [d for d, s in enumerate(self.shape) if s != 1]
         self.lane = solid[-1] if solid else self.dims[-1]
         self.lane_kept = self.lane not in self.dims
-        self.kept = [d for d in solid if d not in self.dims and d != self.lane]
-        self.reduced = [d for d in self.dims if self.shape[d] != 1 and d != self.lane]
         self._axes()
         self._levels()
         self._plan_cache()
-        self.run: tuple[int, ...] = (self.lane,)
+        self.run = self._run()
+        self.kept = [d for d in solid if d not in self.dims and d not in self.run]
+        self.reduced = [d for d in self.dims if self.shape[d] != 1 and d not in self.run]
         self.turn = None if self.part or self.lane_kept or self.can_split else Turn.of(self.k, self.shape, self.dims, self.lane)
         self.stores: TurnedStores | None = None
         if turned and self.turn is not None:
             self._turn(self.turn)
         self._way = 0  # of the vectors of positions side by side, the one whose values are computed
         self.bounds: dict[int, tuple[V, V]] = {}  # of reduced dims, where a kernel covers a part of one
+
+    def _run(self) -> tuple[int, ...]:
+        """The dims that vectors run along as if they were one: the last, or with it those before, as far as all are kept, or all
+        reduced, and nothing asks for a place in one of them."""
+        size, rank = self.shape[self.lane], len(self.shape)
+        if is_static(size) and size >= LONG:
+            return (self.lane,)
+        same = next((n for n in range(1, rank) if (rank - 1 - n in self.dims) is self.lane_kept), rank)
+        roots = [*(r.operands[0] for r in self.reduces), *(v for v in self.k.yields if self.lane_kept or self.whole(v))]
+        first = rank - merged_dims(self.k, roots, same)
+        return tuple(range(first, rank)) if first < self.lane else (self.lane,)
+
+    def _spread(self, i: Index) -> dict[int, Index]:
+        """The index of each dim of the run at its position `i`."""
+        sizes = [self.shape[d] for d in self.run]
+        return dict(zip(self.run, as_one(i, sizes) if self.stores is None else self.em.split(i, sizes), strict=True))
 
     def _turn(self, turn: Turn) -> None:
         """Vectors along the dims in which operands are contiguous."""
@@ -146,7 +164,7 @@ class Reduction:
     # ------------------------------------------------------------------ emission
     def lower(self) -> Launch:
         fn, em, k = self.fn, self.em, self.k
-        inner = [self.shape[d] for d in [*self.reduced, *([] if self.lane_kept else [self.lane])]]
+        inner = [self.shape[d] for d in self._inner_dims]
         self.inner_sizes = inner
         row_elems = product(inner) * (fn.lanes * COLUMNS if self.lane_kept else 1)
         slot_bytes = ceil_div(row_elems, 64) * 64 * 8
@@ -177,6 +195,11 @@ class Reduction:
         """Positions that vectors run along, of an item's other dims."""
         return product(self.shape[d] for d in self.run)
 
+    @property
+    def _inner_dims(self) -> list[int]:
+        """The dims that an item reduces."""
+        return [*self.reduced, *(() if self.lane_kept else self.run)]
+
     # ------------------------------------------------------------------ splitting
     @property
     def items(self) -> list[sympy.Expr]:
@@ -191,6 +214,10 @@ class Reduction:
         one_pass = self.last == 1 and not any(self.whole(v) for v in self.k.yields)
         return one_pass and plain and bool(self.reduced or not self.lane_kept)
 
+    def _length(self, d: int) -> sympy.Expr:
+        """Of a dim; of the whole run if it's the one that vectors run along."""
+        return self.run_size if d == self.lane else self.shape[d]
+
     @property
     def _split_dim(self) -> int:
         return self.reduced[0] if self.reduced else self.lane
@@ -198,7 +225,7 @@ class Reduction:
     @cached_property
     def parts(self) -> sympy.Expr:
         """How many parts pay; a matter of sizes alone, so that results depend on neither the threads nor the machine."""
-        length, elements = self.shape[self._split_dim], product(self.shape[d] for d in self.dims)
+        length, elements = self._length(self._split_dim), product(self.shape[d] for d in self.dims)
         work = elements * element_work(self.k.ops) * (self.fn.lanes * COLUMNS if self.lane_kept else 1)
         most = least(FloorDiv(work, sympy.Integer(_PART_WORK)) + 1, length + 1, sympy.Integer(MAX_PARTS))
         return sympy.Integer(1) if 1 in most.args else most
@@ -214,7 +241,7 @@ class Reduction:
         d, parts = self._split_dim, fn.i64(em.size(self.parts))
         number, rest = (item[0].base, item[1:]) if self.part == "partial" else (0, item)
         align = fn.lanes * UNROLL if d == self.lane else 1
-        n = fn.i64(em.size(self.shape[d]))
+        n = fn.i64(em.size(self._length(d)))
         chunk = fn.mul(fn.ceildivu(fn.divu(fn.add(n, fn.sub(parts, 1)), parts), align), align)
         start = fn.min(fn.mul(fn.i64(number), chunk), n)
         self.bounds[d] = start, fn.min(fn.add(start, chunk), n)
@@ -255,8 +282,7 @@ class Reduction:
         c = fn.mul(em.position(block), fn.lanes * COLUMNS)
 
         def place(first: V) -> dict[int, Index]:
-            flat = Index(first, 1, multiple=fn.lanes)
-            return {**at, **dict(zip(self.run, em.split(flat, [self.shape[d] for d in self.run]), strict=True))}
+            return {**at, **self._spread(Index(first, 1, multiple=fn.lanes))}
 
         def whole() -> list[V]:
             with em.scope():
@@ -330,8 +356,7 @@ class Reduction:
 
     def _scratch_at(self, idx: Sequence[Index]) -> Index:
         em, lanes = self.em, self.fn.lanes
-        dims = [*self.reduced, *([] if self.lane_kept else [self.lane])]
-        flat = em.flatten([idx[d] for d in dims], self.inner_sizes)
+        flat = em.flatten([idx[d] for d in self._inner_dims], self.inner_sizes)
         if not self.lane_kept:
             return flat
         at = em.offset(em.times(flat, lanes * COLUMNS), self._way * lanes)
@@ -409,7 +434,7 @@ class Reduction:
 
     def _range(self, d: int) -> tuple[V, V]:
         """The positions of a reduced dim that the kernel covers; a vector's multiple from 0 on."""
-        return self.bounds.get(d) or (self.fn.i64(0), self.fn.i64(self.em.size(self.shape[d])))
+        return self.bounds.get(d) or (self.fn.i64(0), self.fn.i64(self.em.size(self._length(d))))
 
     def _sweep(
         self,
@@ -425,7 +450,7 @@ class Reduction:
             return self._turned_blocks(self.stores, stores, ats, accs, element)
         if dims:
             start, end = self._range(dims[0])
-            inner = [self.shape[d] for d in (*dims[1:], *([] if self.lane_kept else [self.lane]))]
+            inner = [self.shape[d] for d in (*dims[1:], *(() if self.lane_kept else self.run))]
             for size in inner:
                 if not is_static(size):  # many rows of nothing would take their time
                     end = fn.select(fn.cmp("eq", fn.i64(em.size(size)), 0), start, end)
@@ -444,15 +469,15 @@ class Reduction:
         with fn.loop(start, wide, fn.lanes * ways, accs) as lp, em.scope():
             cur = lp.carried
             for w in range(ways):
-                cur = element({**at, self.lane: Index(fn.add(lp.iv, w * fn.lanes), 1, multiple=fn.lanes)}, cur, w)
+                cur = element({**at, **self._spread(Index(fn.add(lp.iv, w * fn.lanes), 1, multiple=fn.lanes))}, cur, w)
             lp.yield_(*cur)
         with fn.loop(wide, full, fn.lanes, lp.results) as lp, em.scope():
-            lp.yield_(*element({**at, self.lane: Index(lp.iv, 1, multiple=fn.lanes)}, lp.carried, 0))
+            lp.yield_(*element({**at, **self._spread(Index(lp.iv, 1, multiple=fn.lanes))}, lp.carried, 0))
         accs = lp.results
 
         def tail() -> list[V]:
             with em.scope(fn.tail_mask(fn.sub(n, full))):
-                return element({**at, self.lane: Index(full, 1, multiple=fn.lanes)}, accs, 0)
+                return element({**at, **self._spread(Index(full, 1, multiple=fn.lanes))}, accs, 0)
 
         return fn.if_else(fn.cmp("lt", full, n), tail, lambda: accs, [a.type for a in accs])
 

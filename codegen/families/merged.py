@@ -1,4 +1,5 @@
-"""Trailing dims of a group's results that are one dim to all that it computes: images beside something for each channel."""
+"""Trailing dims of a group's values that are one dim to all that it computes: images beside something for each channel, or whose
+channels are summed."""
 
 from __future__ import annotations
 
@@ -7,23 +8,32 @@ from typing import Any
 
 import sympy
 
+from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import GroupKernel
 from dhlo.ir.dialect import Kind, Op, attr, defining
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.complexes import Imag, Real
+from dhlo.ir.ops.compute import Reduce
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Reverse, Slice, Take, Transpose
 from dhlo.ir.symbols import parse
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import reshape_groups
 
-__all__ = ["merged_dims"]
+__all__ = ["as_one", "merged_dims"]
 
 
-def merged_dims(k: GroupKernel, values: Sequence[Value]) -> int:
-    """How many trailing dims of the values, which have one shape, may be gone through as one: an element's place among them is the
-    same, in dims of the same sizes, in all that is read for it, or what is read has none of them."""
+def merged_dims(k: GroupKernel, values: Sequence[Value], most: int) -> int:
+    """How many trailing dims of the values, at most `most` of the first one, may be gone through as one: an element's place among
+    them is the same, in dims of the same sizes, in all that is read for it, or what is read has none of them."""
     shape = from_mlir(values[0]).shape
-    return next((m for m in range(len(shape), 1, -1) if _Tail(k, shape[-m:]).whole(values)), 1)
+    return next((m for m in range(most, 1, -1) if _Tail(k, shape[-m:]).whole(values)), 1)
+
+
+def as_one(i: Index, sizes: Sequence[sympy.Expr]) -> list[Index]:
+    """The index in dims of these sizes that are gone through as one: position `i` of all of them together, which is all that may be
+    asked of it."""
+    whole = tuple(sizes)
+    return [i] if len(whole) == 1 else [Index(i.base, i.step, i.vec, i.multiple, (i, n, whole)) for n in range(len(whole))]
 
 
 class _Tail:
@@ -59,8 +69,12 @@ class _Tail:
             return [] if attr(op, "dim") < front else None
         if isinstance(op, Full):
             return []
+        if isinstance(op, Reduce):
+            return list(op.operands) if max(attr(op, "dims"), default=-1) < from_mlir(op.operands[0]).rank - self.count else None
         if isinstance(op, Broadcast):
-            kept = [d for d in attr(op, "dims") if d >= front]
+            src, out = from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape
+            # One element that is repeated is looked up at its only place.
+            kept = [d for d, n in zip(attr(op, "dims"), src, strict=True) if d >= front and (n != 1 or out[d] == 1)]
             return None if 0 < len(kept) < self.count else list(op.operands) if kept else []
         return list(op.operands)[:1] if self.stays(op, front) else list(op.operands) if _joins_before(op, front) else None
 

@@ -20,6 +20,7 @@
     narrow-products   products of f16 read both sides as they lie in memory
     matrix-vectors    products with one column, or of one row with rows, are sums: matmul -> mul, reduce
     short-reductions  what combines a few elements along the last dim is written out: reduce -> slices, add
+    turned-joins      joins of values that lie across are made as these lie: concat of transpose -> transpose of concat
     round-activations products of quantised weights round their rows to int8 as they read them: matmul -> rounded_matmul
     round-codes       what is quantised is bounded once, before it is rounded as it is converted: round -> nearest
     fuse              dhlo.group: ops that are computed together
@@ -104,6 +105,7 @@ from dhlo.passes.short_reductions import short_reductions
 from dhlo.passes.simplify import simplify
 from dhlo.passes.split_counts import split_counts
 from dhlo.passes.stage_inputs import stage_inputs
+from dhlo.passes.turned_joins import turned_joins
 from dhlo.passes.update_parts import update_parts
 from dhlo.passes.widen_chains import widen_chains
 from dhlo.shape_infer.verify import misused_symbol
@@ -210,6 +212,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("narrow-products", plain(narrow_products)),
     Pass("matrix-vectors", plain(matrix_vectors)),
     Pass("short-reductions", plain(short_reductions)),
+    Pass("turned-joins", plain(turned_joins)),
     Pass("round-activations", plain(round_activations)),
     Pass("round-codes", round_codes),
     Pass("fuse", plain(fuse)),

@@ -38,18 +38,19 @@ def lower_loops(module: KernelModule, group: Group, checks: Checks) -> Launch:
     narrow = Narrow.of(k)
     if narrow is not None:
         return narrow.lower(cost)
-    repeated = _repeated(k)
-    return nested(k, repeated or k.yields, cost)
+    return nested(k, _unreshaped(k) or k.yields, cost)
 
 
-def _repeated(k: GroupKernel) -> list[Value]:
-    """What the group computes before it is reshaped on its way to memory, where that repeats rows: loops follow these, as along the
-    result's rows each element would have to ask which it is."""
+def _unreshaped(k: GroupKernel) -> list[Value]:
+    """What the group computes before it is reshaped on its way to memory, where that repeats rows or is transposed: loops follow
+    these, as along the result's rows each element would have to ask which it is, or be gathered."""
     values = before_reshapes(k)
     shapes = {from_mlir(v).shape for v in values}
     if len(shapes) != 1:
         return []
     (shape,) = shapes
+    if Turned.of(k, shape) is not None:
+        return values
     wide = shape and (not is_static(shape[-1]) or shape[-1] >= k.fn.lanes)
     made = [op for op in k.ops if isinstance(op, Broadcast) and from_mlir(op.results[0]).shape == shape]
     return values if wide and any(from_mlir(op.operands[0]).numel != product(shape) for op in made) else []
@@ -110,7 +111,7 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
             store({})
         return Launch(finish(k, "loops"), k.args.slots, sympy.Integer(1), sympy.Integer(1), lookups=k.lookups)
     *outer, lane = dims
-    turned = Turned.of(k, lane) if values is k.yields or put is not None else None
+    turned = Turned.of(k, shape)
     long = is_static(shape[lane]) and shape[lane] >= BLOCK
     count = merged_dims(k, values, len(shape)) if turned is None and not long else 1
     if count > len(shape) - lane:  # more than what are ones behind it

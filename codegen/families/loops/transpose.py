@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
+
 from dhlo.codegen.elementwise.emit import MOST_APART
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import GroupKernel
@@ -27,14 +29,16 @@ class Turned:
     """
 
     k: GroupKernel
+    shape: tuple[sympy.Expr, ...]
     dim: int
     lane: int
     ops: list[Any]
 
     @staticmethod
-    def of(k: GroupKernel, lane: int) -> Turned | None:
-        """The values for which this pays, in a group whose results run along dim `lane`; None if there are none."""
-        shape = from_mlir(k.group.results[0]).shape
+    def of(k: GroupKernel, shape: tuple[sympy.Expr, ...]) -> Turned | None:
+        """The values for which this pays, in a group that computes elements of this shape, whose vectors run along the last of its
+        dims; None if there are none."""
+        lane = max((d for d, s in enumerate(shape) if s != 1), default=0)
         found: dict[int, list[Any]] = {}
         for op in k.ops:
             if isinstance(op, Transpose) and from_mlir(op.results[0]).shape == shape:
@@ -45,7 +49,7 @@ class Turned:
         if not found:
             return None
         dim, ops = max(found.items(), key=lambda item: len(item[1]))
-        return Turned(k, dim, lane, ops)
+        return Turned(k, shape, dim, lane, ops)
 
     @property
     def scratch_bytes(self) -> int:
@@ -63,8 +67,7 @@ class Turned:
         `at` are the positions in all other dims; `store` is called with those of one vector of results.
         """
         fn, em = self.k.fn, self.k.em
-        rank = len(from_mlir(self.k.group.results[0]).shape)
-        size = fn.i64(em.size(from_mlir(self.k.group.results[0]).shape[self.dim]))
+        rank, size = len(self.shape), fn.i64(em.size(self.shape[self.dim]))
         first, last = fn.i64(columns.base), fn.sub(stop, 1)
 
         def index(here: dict[int, Index]) -> list[Index]:

@@ -35,7 +35,14 @@ WEIGHTS: dict[str, torch.Tensor] = {f"codes.{code}": _codes(code, (7, K)) for co
 WEIGHTS |= {f"rows.{k}": torch.rand(7, 1, generator=_GEN) + 0.1 for k in ("scale", "zero")}
 WEIGHTS |= {f"blocks.{k}": (torch.rand(7, 3, generator=_GEN) + 0.1).bfloat16() for k in ("scale", "zero")}
 WEIGHTS |= {"codes.conv": _codes("i8", (8, 3, 3, 3)), "conv.scale": torch.rand(8, 1, 1, 1, generator=_GEN)}
-_BYTES = {"conv": (40, 6, 3, 3), "deep": (3, 330, 1), "grouped": (8, 5, 2, 3), "depth": (6, 1, 3, 3), "volume": (5, 3, 2, 1, 3)}
+_BYTES = {
+    "conv": (40, 6, 3, 3),
+    "deep": (3, 330, 1),
+    "grouped": (8, 5, 2, 3),
+    "depth": (6, 1, 3, 3),
+    "volume": (5, 3, 2, 1, 3),
+    "lone": (40, 1, 9),
+}
 WEIGHTS |= {f"bytes.{name}": _codes("i8", shape) for name, shape in _BYTES.items()}
 WEIGHTS |= {"codes.experts": _codes("i4", (2, K, 5)), "experts.scale": torch.rand(2, 4, 5, generator=_GEN)}
 WEIGHTS["codes.grouped"] = _codes("i8", (2, K, 5))
@@ -153,6 +160,8 @@ CASES: dict[str, list[Part]] = {
         bytes_("i8", ["n", 10, "m + 3", 8], "grouped", ["n", 8, "m + 2", 6], -128, groups=2, dilation=[2, 2], padding=[1, 1, 0, 1]),
         *(bytes_(d, ["n", 6, "m + 1", 37], "depth", ["n", 6, "m + 1", 37], 9, groups=6, padding=[1, 1]) for d in ("ui8", "i8")),
         bytes_("i8", ["n", 6, "m + 3", 7], "depth", ["n", 6, "floordiv(m, 2) + 1", 3], -9, groups=6, stride=[2, 3], padding=[0, 1]),
+        *(bytes_(d, ["n", 1, "4*m + 9"], "lone", ["n", 40, "m + 1"], z, stride=[4]) for d, z in (("ui8", 7), ("i8", 0))),
+        bytes_("i8", ["n", 1, "m + 1"], "lone", ["n", 40, "m + 1"], 100, padding=[4]),
         bytes_("ui8", ["n", 3, "m + 1", 3, 5], "volume", ["n", 5, "m + 2", 3, 3], 128, padding=[1, 0, 0]),
     ],
 }

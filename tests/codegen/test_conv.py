@@ -54,6 +54,12 @@ CONVS = [
     Conv(40, 20, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), elem=F64, spec=TILES),
     Conv(5, 9, (3, 3), (2, 3), ((1, 1), (0, 1)), (1, 1), elem=F64, spec=TILES),
     Conv(5, 5, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), groups=5, elem=F64, spec=TILES),
+    # Of one input channel, many output channels: products of windows and weights.
+    Conv(1, 40, (10,), (5,), ((0, 0),), (1,), spec=TILES),
+    Conv(1, 17, (31,), (1,), ((15, 15),), (1,), spec=TILES),
+    Conv(1, 33, (80,), (4,), ((0, 39),), (1,), elem=F64, spec=TILES),
+    Conv(3, 24, (2, 9), (1, 4), ((0, 1), (4, 0)), (1, 1), groups=3, spec=TILES),
+    Conv(1, 35, (2, 3, 3), (1, 2, 3), ((0, 1), (1, 1), (0, 0)), (1, 1, 2), spec=TILES),
 ]
 
 
@@ -129,6 +135,28 @@ def test_matches_pytorch_at_all_sizes_and_splits(conv: Conv) -> None:
             check(conv, build(conv), x, weight, seed=seed)
         tried += 1
     assert tried > 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "outputs", "kernel", "stride", "alone"),
+    [
+        (64, 1, (3, 3), (1, 1), True),
+        (1, 1, (251,), (4,), True),
+        (1, 8, (3, 3), (1, 1), True),
+        (8, 2, (5, 5), (2, 2), True),
+        (1, 64, (80,), (4,), False),
+        (1, 512, (10,), (5,), False),
+        (1, 258, (256,), (128,), False),
+        (1, 64, (16, 16), (16, 16), False),
+        (1, 64, (7, 7), (1, 1), False),
+    ],
+)
+def test_windows_of_one_channel_serve_many_outputs(
+    groups: int, outputs: int, kernel: tuple[int, ...], stride: tuple[int, ...], alone: bool
+) -> None:
+    rank = len(kernel)
+    conv = Conv(groups, groups * outputs, kernel, stride, ((0, 0),) * rank, (1,) * rank, groups=groups, spec=TILES)
+    assert conv.depthwise is alone
 
 
 DEPTHWISE = [

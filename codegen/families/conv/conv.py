@@ -14,7 +14,7 @@ import torch
 from dhlo.codegen.families.box import cycles_from_memory, even_blocks, grain_of, product_wake_cycles, wake_cycles
 from dhlo.codegen.families.conv.depthwise import COLUMNS, TILE, depthwise_scratch_bytes, emit_depthwise_kernel, tile_rows
 from dhlo.codegen.families.conv.gemm import emit_conv_kernel, scratch_bytes
-from dhlo.codegen.families.conv.layout import Array, WeightLayout
+from dhlo.codegen.families.conv.layout import Array, WeightLayout, is_depthwise
 from dhlo.codegen.families.conv.params import ConvParams, Triple
 from dhlo.codegen.families.conv.quantised_weights import coded_bytes, pack_codes
 from dhlo.codegen.families.conv.tiles import ConvTiles
@@ -121,8 +121,8 @@ class Conv:
 
     @property
     def depthwise(self) -> bool:
-        """One input channel a group: done by the direct kernel."""
-        return self.in_channels == self.groups
+        """One input channel a group, and few output channels: done by the direct kernel."""
+        return is_depthwise(self.in_channels // self.groups, self.out_channels // self.groups, self.kernel, self.stride)
 
     def output_size(self, spatial: Sequence[Any]) -> list[Any]:
         """Output sizes of the spatial dims; ints or sympy expressions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dhlo.codegen.families.conv.layout import WeightLayout
+from dhlo.codegen.families.conv.layout import WeightLayout, is_depthwise
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.families.gemm.tiles_microkernel import STEP_UNITS
 from dhlo.codegen.kernel_ir.builder import BITS, Fn, KernelModule, V
@@ -94,7 +94,8 @@ class ConvParams(Tiled):
     @property
     def layout(self) -> WeightLayout:
         """How weights lie that kernels read."""
-        depthwise = self.group_in == 1 and (not self.heads or self.columns_side_by_side)
+        by_channel = is_depthwise(self.group_in, self.group_out, self.kernel, self.stride)
+        depthwise = by_channel and (not self.heads or self.columns_side_by_side)
         multiple, columns = STEP_UNITS if self.tiles and not self.few else 1, 2 if self.column_pairs else 1
         form = (0 if depthwise else self.panel, self.step, multiple, columns)
         return WeightLayout(self.groups, self.group_in, self.group_out, self.kernel, *form)

@@ -11,7 +11,7 @@ import numpy as np
 from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.conv.byte_columns import emit_columns, has_byte_columns
 from dhlo.codegen.families.conv.conv import Conv
-from dhlo.codegen.families.conv.layout import Array
+from dhlo.codegen.families.conv.layout import Array, is_depthwise
 from dhlo.codegen.families.conv.params import COLUMNS_OF_STEP, ConvParams, column_steps
 from dhlo.codegen.families.conv.quantised_kernels import BLOCK, ByteConvKernel, emit_units, unit_channels
 from dhlo.codegen.families.conv.tiles import ConvTiles
@@ -118,7 +118,7 @@ class ByteConv:
 
     @property
     def depthwise(self) -> bool:
-        return self.in_channels == self.groups
+        return is_depthwise(self.in_channels // self.groups, self.out_channels // self.groups, self.kernel, self.stride)
 
     @property
     def as_it_lies(self) -> bool:

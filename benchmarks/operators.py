@@ -43,6 +43,18 @@ def _istft(x: Tensor, window: Tensor) -> Tensor:
     return torch.istft(torch.complex(x, x / 2), 400, 160, window=window)
 
 
+def _head(x: Tensor) -> Tensor:
+    """Boxes and classes of a detector, of three anchors for each place."""
+    y = x.unflatten(1, (3, -1)).permute(0, 1, 3, 4, 2)
+    return torch.cat([y[..., :2].sigmoid() * 2, y[..., 2:4].exp(), y[..., 4:].sigmoid()], -1).flatten(1, 3)
+
+
+def _frames(channels: int, window: int, stride: int) -> Callable[[Tensor], Tensor]:
+    """A convolution of samples, as models of speech begin with."""
+    weight = torch.rand(channels, 1, window)
+    return lambda x: F.conv1d(x, weight, stride=stride)
+
+
 def rows() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
     """A function of tensors, and arguments, by name."""
     r = torch.rand
@@ -88,6 +100,13 @@ def rows() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "rfft, 64 x 4,096": (torch.fft.rfft, (r(64, 4096),)),
         "istft": (_istft, (r(1, 201, 1000), torch.hann_window(400))),
         "fold": (lambda x: F.fold(x, (64, 60), 3, padding=1), (r(1, 144, 3840),)),
+        "mean of channels, 7 x 7": (lambda x: x.mean(1), (r(8, 512, 7, 7),)),
+        "mean of places, 7 x 7": (lambda x: x.mean((2, 3)), (r(8, 512, 7, 7),)),
+        "group norm, 14 x 14": (lambda x: F.group_norm(x, 8), (r(4, 256, 14, 14),)),
+        "instance norm, 14 x 14": (F.instance_norm, (r(4, 256, 14, 14),)),
+        "detector's head": (_head, (r(2, 255, 40, 44),)),
+        "samples to 512 channels, 10 / 5": (_frames(512, 10, 5), (r(1, 1, 16000),)),
+        "frames of 256, 128 apart": (_frames(258, 256, 128), (r(1, 1, 16000),)),
         "nonzero": (lambda x: torch.nonzero(x > 0.5), (mask,)),
         "x[mask]": (lambda x: x[x > 0.5], (mask,)),
         "windows of audio": (lambda x, w: x.unfold(-1, 400, 160) * w, (r(8, 16000), r(400))),

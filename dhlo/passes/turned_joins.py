@@ -76,11 +76,22 @@ class _Straight:
         self.perm, self.made = perm, dict[Any, Any]()
 
     def value(self, v: Value) -> Any:
-        if v not in self.made:
-            self.made[v] = self._build(v, defining(v))
+        """`v` as it was; chains may be of any length, so what comes before it is built first, from a list."""
+        pending: list[Any] = [v]
+        while pending:
+            top = pending[-1]
+            op = defining(top)
+            before = [] if isinstance(op, (Transpose, Broadcast)) else [x for x in op.operands if x not in self.made]
+            if before and top not in self.made:
+                pending += before
+                continue
+            if top not in self.made:
+                self.made[top] = self._build(top, op)
+            pending.pop()
         return self.made[v]
 
     def _build(self, v: Value, op: Any) -> Any:
+        """`v` from operands that have been built."""
         out = from_mlir(v).with_shape(self._back(from_mlir(v).shape))
         attrs: dict[str, Any] = {k: op.attributes[k] for k in op.attributes}
         if isinstance(op, Transpose):
@@ -91,7 +102,7 @@ class _Straight:
             attrs["dim"] = self.perm[attr(op, "dim")]
         if isinstance(op, Slice):
             attrs = {k: self._back(attr(op, k)) for k in ("starts", "steps")}
-        return build(type(op), [self.value(x) for x in op.operands], attrs, results=[out]).results[0]
+        return build(type(op), [self.made[x] for x in op.operands], attrs, results=[out]).results[0]
 
     def _repeated(self, op: Broadcast, out: TensorType) -> Any:
         """Dims of what is repeated follow each other as those of the result do, whose operand may be transposed for that."""

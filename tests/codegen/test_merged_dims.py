@@ -66,6 +66,10 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "sums by rows' numbers": lambda x, s: (x * (torch.arange(x.shape[-2])[:, None] / 65)).mean(1),
     "sums of triangles": lambda x, s: x.tril().mean(1),
     "sums of images": lambda x, s: x.mean(0),
+    "sums between which is one place": lambda x, s: (x.unsqueeze(3).mean(1, keepdim=True), x.unsqueeze(3).mean(1).unsqueeze(1)),
+    "sums behind which is one place": lambda x, s: (x.unsqueeze(-1).amax(1, keepdim=True), x.unsqueeze(-1).mean(1).unsqueeze(0)),
+    "sums of places beside one": lambda x, s: (x.unsqueeze(3).mean((2, 3, 4), keepdim=True), x.unsqueeze(-1).mean((2, 3, 4))),
+    "a part of sums": lambda x, s: x.unsqueeze(2).mean((0, 2), keepdim=True) + x.unsqueeze(2),
     "mean of places": lambda x, s: x.mean((2, 3)) * s,
     "largest of places": lambda x, s: x.exp().mean((2, 3), keepdim=True) * x,
     "normalised places": lambda x, s: (x - x.mean((2, 3), keepdim=True)) * ((x * x).mean((2, 3), keepdim=True) + 0.1).rsqrt(),
@@ -117,7 +121,7 @@ def test_sizes_of_the_call(name: str) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("shape", [(2, 4, 7, 7), (1, 4, 1, 40), (2, 4, 16, 16)])
+@pytest.mark.parametrize("shape", [(2, 4, 7, 7), (1, 4, 1, 40), (2, 4, 16, 16), (3, 4, 7, 1), (2, 4, 1, 5)])
 def test_static_sizes(name: str, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     f, args = FORMS[name], (torch.randn(shape), torch.randn(4))

@@ -64,3 +64,17 @@ def test_heads(name: str) -> None:
             assert (b, h, w) != (2, 6, 7)
             continue
         torch.testing.assert_close(y, f(x), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_chains_of_any_length() -> None:
+    """Before what is joined."""
+
+    def f(x: Tensor) -> Tensor:
+        y = t = x.permute(0, 2, 3, 1)
+        for i in range(400):
+            y = y * 1.0001 if i % 2 else y - 0.002
+        return torch.cat([y, t], -1)
+
+    x = torch.randn(2, 18, 6, 7)
+    model = dhlo.compile(export(Call(f), (x,), dynamic_shapes=(({0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO},),)))
+    torch.testing.assert_close(model(x), f(x), rtol=1e-5, atol=1e-5)

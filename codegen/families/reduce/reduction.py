@@ -74,13 +74,13 @@ class Reduction:
 
     def _run(self) -> tuple[int, ...]:
         """The dims that vectors run along as if they were one: the last, or with it those before, as far as all are kept, or all
-        reduced, and nothing asks for a place in one of them."""
+        reduced, and nothing asks for a place in one of them. Dims of one element have no part in it: results may lack them."""
         size, rank = self.shape[self.lane], len(self.shape)
         if is_static(size) and size >= LONG:
             return (self.lane,)
-        same = next((n for n in range(1, rank) if (rank - 1 - n in self.dims) is self.lane_kept), rank)
+        ends = (n for n in range(rank) if self.shape[-1 - n] == 1 or (rank - 1 - n in self.dims) is self.lane_kept)
         roots = [*(r.operands[0] for r in self.reduces), *(v for v in self.k.yields if self.lane_kept or self.whole(v))]
-        first = rank - merged_dims(self.k, roots, same)
+        first = rank - merged_dims(self.k, roots, next(ends, rank))
         return tuple(range(first, rank)) if first < self.lane else (self.lane,)
 
     def _spread(self, i: Index) -> dict[int, Index]:

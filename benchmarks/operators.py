@@ -102,6 +102,7 @@ def rows() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "fold": (lambda x: F.fold(x, (64, 60), 3, padding=1), (r(1, 144, 3840),)),
         "mean of channels, 7 x 7": (lambda x: x.mean(1), (r(8, 512, 7, 7),)),
         "mean of places, 7 x 7": (lambda x: x.mean((2, 3)), (r(8, 512, 7, 7),)),
+        "average of windows, 7 x 7": (lambda x: F.avg_pool2d(x, 7), (r(8, 256, 7, 7),)),
         "group norm, 14 x 14": (lambda x: F.group_norm(x, 8), (r(4, 256, 14, 14),)),
         "instance norm, 14 x 14": (F.instance_norm, (r(4, 256, 14, 14),)),
         "detector's head": (_head, (r(2, 255, 40, 44),)),

@@ -19,6 +19,7 @@
     narrow-images     images of convolutions are stored in the type that they are rounded to
     narrow-products   products of f16 read both sides as they lie in memory
     matrix-vectors    products with one column, or of one row with rows, are sums: matmul -> mul, reduce
+    pooled-blocks     averages over windows side by side are sums of blocks, and of all of an image: pool -> reduce
     short-reductions  what combines a few elements along the last dim is written out: reduce -> slices, add
     turned-joins      joins of values that lie across are made as these lie: concat of transpose -> transpose of concat
     round-activations products of quantised weights round their rows to int8 as they read them: matmul -> rounded_matmul
@@ -94,6 +95,7 @@ from dhlo.passes.narrow_images import narrow_images
 from dhlo.passes.narrow_products import narrow_products
 from dhlo.passes.own_results import own_results
 from dhlo.passes.page_caches import page_caches
+from dhlo.passes.pooled_blocks import pooled_blocks
 from dhlo.passes.quantise_caches import quantise_caches
 from dhlo.passes.quantise_weights import quantise_weights
 from dhlo.passes.readers_first import readers_first
@@ -211,6 +213,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("narrow-images", plain(narrow_images)),
     Pass("narrow-products", plain(narrow_products)),
     Pass("matrix-vectors", plain(matrix_vectors)),
+    Pass("pooled-blocks", plain(pooled_blocks)),
     Pass("short-reductions", plain(short_reductions)),
     Pass("turned-joins", plain(turned_joins)),
     Pass("round-activations", plain(round_activations)),

@@ -92,7 +92,7 @@ class Reduction:
         """Vectors along the dims in which operands are contiguous."""
         self.run, self.lane, self.lane_kept = turn.run, turn.run[-1], True
         self.kept = [d for d in self.kept if d not in turn.run]
-        self.reduced.append(turn.across)
+        self.reduced = [d for d in self.dims if self.shape[d] != 1]
         self.stores = TurnedStores(self.k, turn, self.shape, self.fn.lanes * COLUMNS)
 
     # ------------------------------------------------------------------ analysis

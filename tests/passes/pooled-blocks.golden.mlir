@@ -1,0 +1,24 @@
+module {
+  func.func @main(%arg0: tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "h + 6", "w + 6"]>>, %arg1: tensor<?x3x?xbf16, #dhlo.shape<["b", "3", "5*n"]>>) -> (tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "(floordiv(h + 2, 4)) + 1", "(floordiv(w, 3)) + 2"]>>, tensor<?x3x?xbf16, #dhlo.shape<["b", "3", "n"]>>, tensor<?x3x1x1xf32, #dhlo.shape<["b", "3", "1", "1"]>>, tensor<?x3x1x1xf32, #dhlo.shape<["b", "3", "1", "1"]>>, tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "(floordiv(h, 2)) + 3", "(floordiv(w, 2)) + 3"]>>, tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "h + 4", "w + 4"]>>, tensor<?x3x2x2xf32, #dhlo.shape<["b", "3", "2", "2"]>>) {
+    %0 = "dhlo.slice"(%arg0) {starts = ["0", "0", "0", "0"], steps = [1, 1, 1, 1]} : (tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "h + 6", "w + 6"]>>) -> tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "4*(floordiv(h + 2, 4)) + 4", "3*(floordiv(w, 3)) + 6"]>>
+    %1 = "dhlo.reshape"(%0) : (tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "4*(floordiv(h + 2, 4)) + 4", "3*(floordiv(w, 3)) + 6"]>>) -> tensor<?x3x?x4x?x3xf32, #dhlo.shape<["b", "3", "(floordiv(h + 2, 4)) + 1", "4", "(floordiv(w, 3)) + 2", "3"]>>
+    %2 = "dhlo.reduce"(%1) {dims = [3, 5], how = "sum"} : (tensor<?x3x?x4x?x3xf32, #dhlo.shape<["b", "3", "(floordiv(h + 2, 4)) + 1", "4", "(floordiv(w, 3)) + 2", "3"]>>) -> tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "(floordiv(h + 2, 4)) + 1", "(floordiv(w, 3)) + 2"]>>
+    %3 = "dhlo.full"() {value = "7"} : () -> tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "(floordiv(h + 2, 4)) + 1", "(floordiv(w, 3)) + 2"]>>
+    %4 = "dhlo.div"(%2, %3) : (tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "(floordiv(h + 2, 4)) + 1", "(floordiv(w, 3)) + 2"]>>, tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "(floordiv(h + 2, 4)) + 1", "(floordiv(w, 3)) + 2"]>>) -> tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "(floordiv(h + 2, 4)) + 1", "(floordiv(w, 3)) + 2"]>>
+    %5 = "dhlo.reshape"(%arg1) : (tensor<?x3x?xbf16, #dhlo.shape<["b", "3", "5*n"]>>) -> tensor<?x3x?x5xbf16, #dhlo.shape<["b", "3", "n", "5"]>>
+    %6 = "dhlo.convert"(%5) : (tensor<?x3x?x5xbf16, #dhlo.shape<["b", "3", "n", "5"]>>) -> tensor<?x3x?x5xf32, #dhlo.shape<["b", "3", "n", "5"]>>
+    %7 = "dhlo.reduce"(%6) {dims = [3], how = "sum"} : (tensor<?x3x?x5xf32, #dhlo.shape<["b", "3", "n", "5"]>>) -> tensor<?x3x?xf32, #dhlo.shape<["b", "3", "n"]>>
+    %8 = "dhlo.full"() {value = "5"} : () -> tensor<?x3x?xf32, #dhlo.shape<["b", "3", "n"]>>
+    %9 = "dhlo.div"(%7, %8) : (tensor<?x3x?xf32, #dhlo.shape<["b", "3", "n"]>>, tensor<?x3x?xf32, #dhlo.shape<["b", "3", "n"]>>) -> tensor<?x3x?xf32, #dhlo.shape<["b", "3", "n"]>>
+    %10 = "dhlo.convert"(%9) : (tensor<?x3x?xf32, #dhlo.shape<["b", "3", "n"]>>) -> tensor<?x3x?xbf16, #dhlo.shape<["b", "3", "n"]>>
+    %11 = "dhlo.reduce"(%arg0) {dims = [2, 3], how = "sum"} : (tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "h + 6", "w + 6"]>>) -> tensor<?x3xf32, #dhlo.shape<["b", "3"]>>
+    %12 = "dhlo.full"() {value = "(h + 6)*(w + 6)"} : () -> tensor<?x3xf32, #dhlo.shape<["b", "3"]>>
+    %13 = "dhlo.div"(%11, %12) : (tensor<?x3xf32, #dhlo.shape<["b", "3"]>>, tensor<?x3xf32, #dhlo.shape<["b", "3"]>>) -> tensor<?x3xf32, #dhlo.shape<["b", "3"]>>
+    %14 = "dhlo.reshape"(%13) : (tensor<?x3xf32, #dhlo.shape<["b", "3"]>>) -> tensor<?x3x1x1xf32, #dhlo.shape<["b", "3", "1", "1"]>>
+    %15 = "dhlo.adaptive_pool"(%arg0) {how = "max", spatial = 2 : i64} : (tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "h + 6", "w + 6"]>>) -> tensor<?x3x1x1xf32, #dhlo.shape<["b", "3", "1", "1"]>>
+    %16 = "dhlo.pool"(%arg0) {count_pad = true, dilation = [1, 1], divisor = 0 : i64, how = "avg", padding = [0, 0], stride = [2, 2], window = [2, 2]} : (tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "h + 6", "w + 6"]>>) -> tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "(floordiv(h, 2)) + 3", "(floordiv(w, 2)) + 3"]>>
+    %17 = "dhlo.pool"(%arg0) {count_pad = true, dilation = [1, 1], divisor = 0 : i64, how = "avg", padding = [0, 0], stride = [1, 1], window = [3, 3]} : (tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "h + 6", "w + 6"]>>) -> tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "h + 4", "w + 4"]>>
+    %18 = "dhlo.adaptive_pool"(%arg0) {how = "avg", spatial = 2 : i64} : (tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "h + 6", "w + 6"]>>) -> tensor<?x3x2x2xf32, #dhlo.shape<["b", "3", "2", "2"]>>
+    return %4, %10, %14, %15, %16, %17, %18 : tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "(floordiv(h + 2, 4)) + 1", "(floordiv(w, 3)) + 2"]>>, tensor<?x3x?xbf16, #dhlo.shape<["b", "3", "n"]>>, tensor<?x3x1x1xf32, #dhlo.shape<["b", "3", "1", "1"]>>, tensor<?x3x1x1xf32, #dhlo.shape<["b", "3", "1", "1"]>>, tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "(floordiv(h, 2)) + 3", "(floordiv(w, 2)) + 3"]>>, tensor<?x3x?x?xf32, #dhlo.shape<["b", "3", "h + 4", "w + 4"]>>, tensor<?x3x2x2xf32, #dhlo.shape<["b", "3", "2", "2"]>>
+  }
+}

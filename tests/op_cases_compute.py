@@ -41,6 +41,7 @@ WEIGHTS = {
     "grouped": _random(4, 2, 1, 3),
     "conv3": _random(2, 2, 3, 1, 2),
     "side by side": _random(3, 5, 2, 2),
+    "frames": _random(6, 2, 40),
 }
 
 
@@ -445,6 +446,18 @@ CONV = [
         output_padding=[1, 1],
     ),
     conv(["n", 3, "m + 1", 4], "side by side", ["n", 5, "2*m + 2", 8], transposed=True, stride=[2, 2]),
+    conv(["n", 6, "m + 1"], "frames", ["n", 2, "20*m + 40"], transposed=True, stride=[20]),
+    conv(
+        ["n", 6, "m + 1"],
+        "frames",
+        ["n", 2, "8*m + 35"],
+        transposed=True,
+        stride=[8],
+        padding=[3],
+        output_padding=[1],
+        constant=False,
+    ),
+    conv(["n", 6, "m + 1"], "frames", ["n", 2, "4*m + 38"], dtype="f64", transposed=True, stride=[4], padding=[1], constant=False),
 ]
 
 

@@ -80,6 +80,16 @@ TRANSPOSED = [
     ConvTranspose(6, 12, (3,), (3,), (0,), (0,), (1,), elem=F64, spec=TILES),
     ConvTranspose(6, 12, (2,), (2,), (0,), (0,), (1,), elem=F64, spec=TILES),
     ConvTranspose(6, 12, (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), groups=6, spec=TILES),
+    # Phases of a row that meet the same inputs are channels of one convolution.
+    ConvTranspose(5, 3, (16,), (8,), (4,), (0,), (1,), spec=TILES),
+    ConvTranspose(4, 2, (41,), (20,), (3,), (1,), (1,), spec=TILES),
+    ConvTranspose(7, 1, (70,), (35,), (0,), (0,), (1,), spec=TILES),
+    ConvTranspose(3, 2, (37,), (18,), (5,), (2,), (1,), elem=F64, spec=TILES),
+    ConvTranspose(6, 4, (8, 8), (4, 4), (2, 1), (1, 0), (1, 1), groups=2, spec=TILES),
+    ConvTranspose(4, 8, (3, 12), (2, 5), (1, 4), (0, 3), (1, 1), groups=4, spec=TILES),
+    ConvTranspose(3, 5, (2, 6), (3, 20), (0, 0), (2, 16), (1, 1), spec=TILES),  # most phases are zero
+    ConvTranspose(2, 3, (2, 1, 12), (2, 1, 6), (1, 0, 3), (0, 0, 1), (1, 1, 1), spec=TILES),
+    ConvTranspose(3, 4, (6,), (4,), (1,), (0,), (2,), spec=TILES),  # of points apart no two meet the same
 ]
 
 
@@ -375,6 +385,7 @@ def test_transposed_matches_pytorch(conv: ConvTranspose) -> None:
         TRANSPOSED[7],
         TRANSPOSED[10],
         TRANSPOSED[11],
+        *TRANSPOSED[16:],
     ],
     ids=lambda c: f"{c.name}-{c.kernel}",
 )

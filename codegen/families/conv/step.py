@@ -63,7 +63,8 @@ class ConvFamily(ChoiceFamily):
         self.conv = parameters(op, tiles, SIDES if low.winograd else (), code, found is not None, stored)
         self.phases: sympy.Expr = sympy.Integer(0)  # bytes of a transposed convolution's outputs before they are interleaved
         if isinstance(self.conv, ConvTranspose) and self.conv.interleaves:
-            self.phases = aligned(self.out.bytes)
+            elements = self.conv.kept_elements(self.out.shape[0], self.out.shape[2:])
+            self.phases = aligned(elements * self.out.dtype.bits // 8)
         self.workspace = self.phases + (0 if self.weight is not None else self.conv.workspace_bytes)
 
     def emit_kernels(self) -> None:

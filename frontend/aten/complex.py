@@ -81,11 +81,22 @@ def _real_of_real(b: OpBuilder, x: Value) -> Value:
     return x
 
 
-@on_complex(A.to.dtype, A.to.dtype_layout, A._to_copy.default, P.convert_element_type.default)
-def _to(b: OpBuilder, x: Complex, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    dtype = next((a for a in args if isinstance(a, torch.dtype)), dtype)
+@on_complex(
+    *(A.to.dtype, A.to.dtype_layout, A.to.device, A.to.other, A._to_copy.default, A.type_as.default),
+    P.convert_element_type.default,
+)
+def _to(b: OpBuilder, x: Any, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    for a in args:
+        if isinstance(a, torch.dtype):
+            dtype = a
+        elif isinstance(a, Complex):
+            dtype = b.as_dtype(f"complex<{b.dtype(a.re)}>").torch
+        elif b.is_tensor(a):
+            dtype = b.dtype(a).torch
     if dtype is None:
         return x
+    if not isinstance(x, Complex):
+        return b.convert(x, dtype)
     if dtype.is_complex:
         part = b.as_dtype(dtype).register
         return Complex(b.convert(x.re, part), b.convert(x.im, part))
@@ -102,6 +113,11 @@ def _chalf(b: OpBuilder, x: Value, **_: Any) -> Any:
 @on_complex(A.chalf.default)
 def _complex_as_chalf(b: OpBuilder, x: Complex, **_: Any) -> Any:
     return _to(b, x, dtype=torch.complex32)
+
+
+@on_complex(A.full.default)
+def _full(b: OpBuilder, size: Any, value: complex, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    return b.full(size, value, dtype or torch.complex64)
 
 
 def _filled(size: Any, value: Any) -> Any:
@@ -371,7 +387,6 @@ by_parts(
     A.tril.default,
     A.triu.default,
     A.lift_fresh_copy.default,
-    A.to.device,
     A.split.Tensor,
     A.split_with_sizes.default,
     A.chunk.default,

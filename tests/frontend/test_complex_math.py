@@ -106,6 +106,14 @@ def arrangements(z: Any, w: Any, x: Any) -> Any:
 
 
 @case
+def conversions(z: Any, w: Any, x: Any) -> Any:
+    real = z.to("cpu", torch.float64), z.to(x), z.type_as(x.double()), z.to("cpu", torch.bool)
+    other = x.to(z), x.double().to("cpu", C64), z.to("cpu", C128), x.type_as(z.to(C128)), z.to("cpu")
+    filled = torch.full(x.shape, 1 - 2j), torch.full((2, x.shape[1]), 3 + 1j, dtype=C128)
+    return *real, *other, *filled
+
+
+@case
 def products(z: Any, w: Any, x: Any) -> Any:
     linear = (torch.nn.functional.linear(z, w, z[:, 0].mean().expand(w.shape[0])), torch.inner(z, w))
     batch = torch.addbmm(z @ w.mT, z.expand(3, *z.shape), w.mT.expand(3, *w.mT.shape), alpha=0.5)

@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -23,6 +24,7 @@ from tests.opinfo.samples import Call, Sample, samples
 
 __all__ = ["TOLERANCE", "Result", "as_good", "check", "check_samples", "in_double"]
 
+_HERE = Path(__file__).parent
 # (relative, absolute). Values farther away pass if they are as close to the double-precision result as PyTorch's are.
 TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
     torch.float32: (1e-4, 1e-5),
@@ -403,7 +405,7 @@ def _copies(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def _line(e: BaseException) -> str:
-    """The telling part of an error message, on one line."""
+    """The telling part of an error message, on one line: not where the samples' own source lies."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(e)).strip() or type(e).__name__
-    lines = [t.strip() for t in text.split("\n") if t.strip()]
+    lines = [t.strip() for t in text.split("\n") if t.strip() and not t.strip().startswith(f"at {_HERE}")]
     return f"{type(e).__name__}: {' '.join(lines[:3])}"[:300]

@@ -30,7 +30,7 @@ from dhlo.ir.symbols import as_expr, is_static, parse, product
 from dhlo.ir.types import DTYPES, DType, from_mlir
 from dhlo.shape_infer.views import reshape_groups
 
-__all__ = ["MOST_APART", "Emitter", "KernelArgs", "Slot"]
+__all__ = ["MOST_APART", "Emitter", "KernelArgs", "Slot", "memory_type"]
 
 MOST_APART = 4  # from one element to the next, where loads and shuffles are faster than gathering
 _CLOSE = 4  # vectors of narrow elements that lanes which rise are looked for in, one after the other

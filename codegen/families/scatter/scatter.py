@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import sympy
 
+from dhlo.codegen.elementwise.emit import memory_type
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.elementwise.rules import wrap
 from dhlo.codegen.families.combine import combine
@@ -146,6 +147,9 @@ class _Scatter(OpKernel):
 
     def put(self, x: V, y: Index) -> None:
         p, em = self.result(0), self.em
+        if self.how != "set" and y.uniform and not self.dtype.is_float:
+            # With an index from a vector, Zen 4 takes a number for the one stored last: 9.4 ns for each, and 0.6 by its address.
+            p, y = self.fn.opaque(self.fn.gep(p, y.base, memory_type(self.dtype))), em.zero
         if self.how != "set":
             old = em.load_memory(p, self.dtype, y)
             if old.lanes and not x.lanes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -191,9 +192,11 @@ class Emitter(IndexMath):
 
     def load_flat(self, v: Any, at: Index) -> V:
         """Loads from the buffer of `v`."""
-        return self.load_memory(self.args.get(("pointer", v)), from_mlir(v).dtype, at)
+        t = from_mlir(v)
+        return self.load_memory(self.args.get(("pointer", v)), t.dtype, at, t.numel)
 
-    def load_memory(self, p: V, dtype: DType, at: Index) -> V:
+    def load_memory(self, p: V, dtype: DType, at: Index, elements: sympy.Expr | None = None) -> V:
+        """Loads what is at `p`, which has so many elements if that is known."""
         fn, mem = self.fn, memory_type(dtype)
         if self.touching:
             if not at.uniform and at.vec is None and at.step == 1:
@@ -218,10 +221,10 @@ class Emitter(IndexMath):
         elif at.vec is None and self.mask is None and 2 <= at.step <= MOST_APART:
             raw = load_spaced(fn, fn.gep(p, at.base, mem), at.step, mem)
         else:
-            raw = self._gather(p, at, zero)
+            raw = self._gather(p, at, zero, elements)
         return self._to_register(raw, dtype)
 
-    def _gather(self, p: V, at: Index, zero: V) -> V:
+    def _gather(self, p: V, at: Index, zero: V, elements: sympy.Expr | None) -> V:
         """Elements from anywhere; where all lie within a vector, as in an enlarged image, out of that."""
         fn, mem = self.fn, zero.elem
 
@@ -232,6 +235,8 @@ class Emitter(IndexMath):
         if not (at.rising and fn.permutes(mem)):
             return scattered()[0]
         steps = 1 if BITS[mem] == 32 else _CLOSE  # no instruction gathers what is narrower
+        if self.mask is not None and steps == 1 and elements is not None:
+            return self._out_of_window(p, self.lanes(at), fn.i64(self.size(elements)), self.mask, zero, scattered)
         first, ahead, last, rise = self._spread(self.lanes(at))
         close = fn.and_(rise, fn.cmp("ult", last, steps * fn.lanes))
 
@@ -249,6 +254,21 @@ class Emitter(IndexMath):
             return lp.results
 
         return fn.if_else(close, together, scattered, [zero.type])[0]
+
+    def _out_of_window(self, p: V, x: V, elements: V, mask: V, zero: V, scattered: Callable[[], list[V]]) -> V:
+        """Elements at positions x, where `mask` wants them, of memory that has so many: if they lie in a vector from the first one
+        on, which is a part of it, out of that."""
+        fn, mem = self.fn, zero.elem
+        first = fn.extract(x, 0)
+        ahead = fn.sub(x, fn.splat(first))
+        fits = fn.reduce("and", fn.or_(fn.cmp("ult", ahead, fn.lanes), fn.not_(mask)))
+        inside = fn.cmp("ult", first, fn.max(fn.sub(elements, fn.lanes - 1), 0))
+
+        def window() -> list[V]:
+            whole = fn.load(fn.gep(p, first, mem), zero.type, BITS[mem] // 8)
+            return [fn.select(mask, fn.permute(whole, fn.cast(ahead, I32)), zero)]
+
+        return fn.if_else(fn.and_(inside, fits), window, scattered, [zero.type])[0]
 
     def _spread(self, x: V) -> tuple[V, V, V, V]:
         """The first of the active lanes' positions, how far all are ahead of it, the most of that, and whether there is such a lane
@@ -327,7 +347,7 @@ class Emitter(IndexMath):
             out.append(r)
         out = [rest, *reversed(out)] if shape else []
         whole = tuple(shape)
-        return [Index(i.base, i.step, i.vec, i.multiple, (flat, k, whole)) for k, i in enumerate(out)] if len(out) > 1 else out
+        return [replace(i, part=(flat, k, whole)) for k, i in enumerate(out)] if len(out) > 1 else out
 
     def reindex(self, idx: Sequence[Index], src: Sequence[sympy.Expr], dst: Sequence[sympy.Expr]) -> list[Index]:
         """The index in `dst` of the element at `idx` in `src`: two shapes of the same elements in row-major order. Runs of dims

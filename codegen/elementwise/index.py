@@ -16,7 +16,7 @@ class Index:
 
     `multiple` divides base; it proves that lanes don't cross a row whose length it divides. `part` remembers that this is dim
     `part[1]` of the flat position `part[0]` split into sizes `part[2]`, so that joining the dims again costs nothing. `rising`:
-    `vec` probably rises slowly, so that a vector of memory holds what all lanes stand at.
+    `vec` probably rises slowly, so that a vector of memory holds what all lanes stand at; `even`: most lanes are probably equal.
     """
 
     base: V | int
@@ -25,6 +25,7 @@ class Index:
     multiple: int = 1
     part: tuple[Index, int, tuple[object, ...]] | None = None
     rising: bool = False
+    even: bool = False
 
     @property
     def uniform(self) -> bool:
@@ -76,8 +77,10 @@ class IndexMath:
         """Sum of two positions."""
         if a.vec is None and b.vec is None:
             return Index(self.add(a.base, b.base), a.step + b.step, multiple=math.gcd(a.multiple, b.multiple))
-        rising = (a.rising or a.uniform) and (b.rising or b.uniform)
-        return Index(0, vec=self.fn.add(self.lanes(a), self.lanes(b)), rising=rising)
+        even = [x.even or x.uniform for x in (a, b)]
+        rising = [x.rising or x.vec is None and x.step == 1 for x in (a, b)]
+        slow = rising[0] and even[1] or even[0] and rising[1] or rising[0] and rising[1]
+        return Index(0, vec=self.fn.add(self.lanes(a), self.lanes(b)), rising=slow, even=all(even))
 
     def offset(self, i: Index, by: V | int) -> Index:
         if isinstance(by, int) and by == 0:
@@ -91,10 +94,10 @@ class IndexMath:
                 return i
             if i.vec is None:
                 return Index(self.mul(i.base, k), i.step * k, multiple=i.multiple * k)
-            return Index(0, vec=self.fn.mul(i.vec, k))
+            return Index(0, vec=self.fn.mul(i.vec, k), even=i.even)
         if i.uniform:
             return Index(self.mul(i.base, k), multiple=i.multiple)
-        return Index(0, vec=self.fn.mul(self.lanes(i), self.fn.splat(k)))
+        return Index(0, vec=self.fn.mul(self.lanes(i), self.fn.splat(k)), even=i.even)
 
     def divmod(self, i: Index, n: V | int) -> tuple[Index, Index]:
         """Quotient and remainder of a non-negative position by a size."""
@@ -111,13 +114,16 @@ class IndexMath:
             base = fn.i64(i.base)
             return Index(fn.divu(base, n)), Index(fn.remu(base, n), 1, multiple=math.gcd(i.multiple, n))
         x = self.lanes(i)
+        # Most vectors lie in one row, unless rows are known to be short.
+        long = (i.rising or i.vec is None and i.step == 1) and not (isinstance(n, int) and n < 2 * fn.lanes)
         if isinstance(n, int) and n > 0 and n & (n - 1) == 0:
-            return Index(0, vec=fn.shr(x, n.bit_length() - 1)), Index(0, vec=fn.and_(x, n - 1))
+            return Index(0, vec=fn.shr(x, n.bit_length() - 1), even=long), Index(0, vec=fn.and_(x, n - 1), rising=long)
         size = fn.splat(fn.i64(n))
-        # Exact for positions below 2**52: the quotient is at least half a unit away from any rounding boundary.
-        real = fn.div(fn.add(fn.cast(x, F64), 0.5), fn.cast(size, F64))
-        whole = fn.cast(real, I64)
-        return Index(0, vec=whole), Index(0, vec=fn.sub(x, fn.mul(whole, size)))
+        # Exact for positions below 2**51: the quotient is at least half a unit away from any integer, in units of 1 / n, and
+        # rounding twice makes it off by less.
+        inverse = fn.splat(fn.div(1.0, fn.cast(fn.i64(n), F64)))
+        whole = fn.cast(fn.mul(fn.add(fn.cast(x, F64), 0.5), inverse), I64)
+        return Index(0, vec=whole, even=long), Index(0, vec=fn.sub(x, fn.mul(whole, size)), rising=long)
 
     def in_range(self, i: Index, n: V | int) -> V:
         """0 <= position < n: one bit, or one a lane."""

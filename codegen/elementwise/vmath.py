@@ -16,6 +16,7 @@ from dhlo.codegen.elementwise import (  # noqa: F401  (they register)
     vmath_f32,
     vmath_gamma,
     vmath_orthogonal,
+    vmath_pow,
     vmath_special,
 )
 from dhlo.codegen.elementwise.vmath_base import ARITY, ULP, call

@@ -1,6 +1,6 @@
-"""Inverse trigonometric and hyperbolic functions, powers, and the gamma and error function families; the f64 functions.
+"""Inverse trigonometric and hyperbolic functions, roots, remainders, and the gamma and error function families; the f64 functions.
 
-f32 functions whose reductions would lose accuracy (pow, erfc, erfinv, lgamma, digamma, cbrt) are evaluated in f64 and
+f32 functions whose reductions would lose accuracy (erfc, erfinv, lgamma, digamma, cbrt) are evaluated in f64 and
 rounded.
 """
 
@@ -217,7 +217,7 @@ def _atanh(f: Fn, x: V) -> V:
     return with_sign(f, f.mul(y, 0.5), x)
 
 
-# ---------------------------------------------------------------------- roots, powers, remainders
+# ---------------------------------------------------------------------- roots, remainders
 @register("rsqrt", F64)
 @register("rsqrt", ulp=1.5)
 def _rsqrt(f: Fn, x: V) -> V:
@@ -235,23 +235,6 @@ def _through_f64(body: Callable[..., V]) -> Callable[..., V]:
 @_through_f64
 def _cbrt(f: Fn, x: V) -> V:
     return with_sign(f, call(f, "exp", f.mul(call(f, "log", f.unary("fabs", x)), 1 / 3)), x)
-
-
-@register("pow", ulp=1.0, arity=2)
-@_through_f64
-def _pow(f: Fn, x: V, y: V) -> V:
-    one = f.const(1.0, x.type)
-    a = f.unary("fabs", x)
-    r = call(f, "exp", f.mul(y, call(f, "log", a)))
-    r = f.select(f.cmp("eq", a, 1.0), f.select(f.cmp("uno", y, y), y, one), r)  # 1 to an infinite power too
-    half = f.mul(y, 0.5)
-    is_int = f.cmp("eq", y, f.unary("trunc", y))
-    odd = f.and_(is_int, f.cmp("ne", half, f.unary("trunc", half)))
-    negative = f.cmp("lt", f.bitcast(x, I64), 0)
-    r = f.select(f.and_(negative, odd), f.neg(r), r)
-    no_root = f.and_(f.and_(f.cmp("lt", x, 0.0), f.cmp("lt", a, math.inf)), f.not_(is_int))
-    r = f.select(no_root, f.const(math.nan, x.type), r)
-    return f.select(f.or_(f.cmp("eq", y, 0.0), f.cmp("eq", x, 1.0)), one, r)
 
 
 @register("fmod", ulp=0.5, arity=2)

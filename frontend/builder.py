@@ -107,8 +107,9 @@ class OpBuilder:
     def full(self, shape: Sequence[Size], value: Any, dtype: DType | str | torch.dtype) -> Value:
         """A constant number or size expression everywhere; a pair of tensors for a complex dtype."""
         if self.as_dtype(dtype).is_complex:
-            z, part = complex(static_value(value)), self.as_dtype(dtype).register
-            return Complex(self.full(shape, z.real, part), self.full(shape, z.imag, part))
+            number, part = static_value(value), self.as_dtype(dtype).register
+            re, im = (number.real, number.imag) if isinstance(number, complex) else (number, 0)
+            return Complex(self.full(shape, re, part), self.full(shape, im, part))
         t = TensorType.of(self.as_dtype(dtype), shape)
         return self.op(movement.Full, [], {"value": _text(static_value(value), t.dtype)}, [t])
 

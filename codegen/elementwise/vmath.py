@@ -4,7 +4,7 @@
 internal function, and calls it; scalars (lanes 0) and vectors are served alike. f16 and bf16 callers convert to f32
 first. `ULP` states the largest error of each f32 function in units in the last place of the result, over all finite
 arguments; special values (NaN, infinities, signed zeros, denormals) are as in C99. f64 functions are correct to a few
-ULP; all but exp and log go through libm lane by lane. Where operands and result are normal numbers far from the subnormal
+ULP; some go through libm lane by lane. Where operands and result are normal numbers far from the subnormal
 ones, so is all in between: many CPUs take a hundred cycles for an operation that reads or makes a subnormal number.
 """
 
@@ -14,6 +14,7 @@ from dhlo.codegen.elementwise import (  # noqa: F401  (they register)
     vmath_bessel,
     vmath_cephes,
     vmath_f32,
+    vmath_f64,
     vmath_gamma,
     vmath_orthogonal,
     vmath_pow,

@@ -1,4 +1,4 @@
-"""Inverse trigonometric and hyperbolic functions, roots, remainders, and the gamma and error function families; the f64 functions.
+"""Inverse trigonometric and hyperbolic functions, roots, remainders, and the gamma and error function families.
 
 f32 functions whose reductions would lose accuracy (erfc, erfinv, lgamma, digamma, cbrt) are evaluated in f64 and
 rounded.
@@ -11,84 +11,18 @@ from collections.abc import Callable
 
 from dhlo.codegen.elementwise.vmath_base import (
     any_lane,
-    at_least,
     at_most,
     call,
     keep_zero,
-    ldexp,
-    magic_round,
     poly,
     register,
-    round_to_power,
     square,
     with_sign,
 )
 from dhlo.codegen.elementwise.vmath_f32 import exp_half
-from dhlo.codegen.kernel_ir.builder import F32, F64, I64, Fn, V
+from dhlo.codegen.kernel_ir.builder import F32, F64, Fn, V
 
 __all__: list[str] = []
-
-
-# ---------------------------------------------------------------------- f64 exp and log
-# exp(r) by Taylor to r^13 for |r| <= log(2)/2: 4e-18; log 2 in two parts (fdlibm)
-_EXP64 = [1 / math.factorial(k) for k in range(13, -1, -1)]
-
-
-def _exp_remainder(f: Fn, x: V, n: V) -> V:
-    """x - n log 2."""
-    r = f.fma(n, f.const(-6.93147180369123816490e-01, x.type), x)
-    return f.fma(n, f.const(-1.90821492927058770002e-10, x.type), r)
-
-
-@register("exp", F64)
-def _exp64(f: Fn, x: V) -> V:
-    gone, zero = f.cmp("lt", x, -1075 * math.log(2)), f.const(0.0, x.type)  # where nothing is to underflow
-    x = at_most(f, f.select(gone, zero, x), 710.0)
-    n, i = magic_round(f, x, math.log2(math.e))
-    return f.select(gone, zero, ldexp(f, poly(f, _exp_remainder(f, x, n), _EXP64), i))
-
-
-@register("exp_below", F64)
-def _exp_below64(f: Fn, x: V) -> V:
-    """exp(x) for x <= 0 or NaN; exactly 0 below 3.2e-308, so that neither result nor steps are subnormal numbers."""
-    x = at_least(f, x, -1022 * math.log(2))
-    n, s = round_to_power(f, x, math.log2(math.e), 1)
-    return f.mul(poly(f, _exp_remainder(f, x, n), [2 * c for c in _EXP64]), s)
-
-
-@register("log", F64)
-def _log64(f: Fn, x: V) -> V:
-    # fdlibm's e_log.c: s = z / (2 + z), log(1 + z) = z - (z^2/2 - s (z^2/2 + R(s^2)))
-    tiny = f.cmp("lt", x, 2.0**-1022)
-    bits = f.bitcast(f.select(tiny, f.mul(x, 2.0**54), x), I64)
-    t = f.sub(bits, 0x3FE6A09E667F3BCD)
-    e = f.cast(f.shr(t, 52), F64)
-    e = f.select(tiny, f.sub(e, 54.0), e)
-    z = f.sub(f.bitcast(f.add(f.and_(t, 0xFFFFFFFFFFFFF), 0x3FE6A09E667F3BCD), F64), 1.0)
-    s = f.div(z, f.add(z, 2.0))
-    w = f.mul(s, s)
-    r = f.mul(
-        w,
-        poly(
-            f,
-            w,
-            (
-                1.479819860511658591e-01,
-                1.531383769920937332e-01,
-                1.818357216161805012e-01,
-                2.222219843214978396e-01,
-                2.857142874366239149e-01,
-                3.999999999940941908e-01,
-                6.666666666666735130e-01,
-            ),
-        ),
-    )
-    h = f.mul(f.mul(z, z), 0.5)
-    low = f.fma(s, f.add(h, r), f.mul(e, 1.90821492927058770002e-10))
-    y = f.fma(e, f.const(6.93147180369123816490e-01, x.type), f.sub(z, f.sub(h, low)))
-    nan, inf = f.const(math.nan, x.type), f.const(math.inf, x.type)
-    y = f.select(f.cmp("lt", x, math.inf), y, x)
-    return f.select(f.cmp("gt", x, 0.0), y, f.select(f.cmp("eq", x, 0.0), f.neg(inf), f.select(f.cmp("lt", x, 0.0), nan, x)))
 
 
 # ---------------------------------------------------------------------- inverse trigonometric
@@ -251,11 +185,6 @@ def _fmod(f: Fn, x: V, y: V) -> V:
     fast = f.select(f.cmp("lt", f.unary("fabs", x), f.unary("fabs", y)), x, fast)
     rare = f.not_(f.cmp("lt", f.unary("fabs", q), 2.0**28))
     return f.if_else(any_lane(f, rare), lambda: [f.select(rare, f.rem(x, y), fast)], lambda: [fast], [x.type])[0]
-
-
-@register("fmod", F64, arity=2)
-def _fmod64(f: Fn, x: V, y: V) -> V:
-    return f.rem(x, y)
 
 
 @register("remainder", F64, arity=2)
@@ -464,68 +393,3 @@ def _digamma64(f: Fn, x: V) -> V:
 @_through_f64
 def _digamma(f: Fn, x: V) -> V:
     return call(f, "digamma", x)
-
-
-# ---------------------------------------------------------------------- f64 from libm and by composition
-@register("sigmoid", F64)
-def _sigmoid64(f: Fn, x: V) -> V:
-    negative = f.cmp("lt", x, 0.0)
-    e = call(f, "exp", f.select(negative, x, at_least(f, f.neg(x), -60.0)))  # exp of less doesn't show beside 1
-    return f.div(f.select(negative, e, f.const(1.0, x.type)), f.add(e, 1.0))
-
-
-@register("sigmoid_short", F64)
-def _sigmoid_short64(f: Fn, x: V) -> V:
-    return call(f, "sigmoid", x)
-
-
-def _libm(symbol: str, arity: int) -> Callable[..., V]:
-    def emit(f: Fn, *args: V) -> V:
-        f.module.declare(symbol, [F64] * arity, F64)
-
-        def lane(*xs: V) -> V:
-            out = f.call(symbol, xs, F64)
-            assert out is not None
-            return out
-
-        if not args[0].lanes:
-            return lane(*args)
-        y = args[0]
-        for k in range(y.lanes):
-            y = f.insert(lane(*[f.extract(a, k) for a in args]), y, k)
-        return y
-
-    return emit
-
-
-for _name in (
-    "exp2",
-    "expm1",
-    "log2",
-    "log10",
-    "log1p",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asinh",
-    "acosh",
-    "atanh",
-    "erf",
-    "erfc",
-    "lgamma",
-    "cbrt",
-):
-    register(_name, F64)(_libm(_name, 1))
-for _name in ("pow", "atan2"):
-    register(_name, F64, arity=2)(_libm(_name, 2))
-
-
-@register("normal_cdf", F64)
-def _normal_cdf64(f: Fn, x: V) -> V:
-    return f.mul(call(f, "erfc", f.mul(x, -math.sqrt(0.5))), 0.5)

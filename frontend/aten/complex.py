@@ -117,7 +117,8 @@ def _complex_as_chalf(b: OpBuilder, x: Complex, **_: Any) -> Any:
 
 @on_complex(A.full.default)
 def _full(b: OpBuilder, size: Any, value: complex, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    return b.full(size, value, dtype or torch.complex64)
+    dtype = dtype or torch.complex64
+    return b.full(size, value if dtype.is_complex else value.real, dtype)
 
 
 def _filled(size: Any, value: Any) -> Any:

@@ -229,6 +229,8 @@ def test_f64_functions() -> None:
     x = np.concatenate(
         [np.linspace(-30, 30, 4001), np.linspace(-1, 1, 1001), SPECIAL.astype(np.float64), [-745.0, 709.7, 1e-310, 1e300]]
     )
+    near = np.random.default_rng(0).integers(-700_000, 700_000, 2000) * (np.pi / 2)  # zeros of sines, and of cosines
+    x = np.concatenate([x, near, near * (1 + 1e-9), np.logspace(-300, 300, 2001), 1 - np.logspace(-16, -1, 200)])
     for name in UNARY:
         with np.errstate(all="ignore"):
             np.testing.assert_allclose(
@@ -275,7 +277,10 @@ def test_activations_make_no_nans_but_plain_ones_of_plain_ones(op: type[Op]) -> 
     assert np.isnan(got).all() and not (got.view(np.uint32) & 0xFFFF).any()
 
 
-OWN_F64 = ("exp", "exp_below", "log", "rsqrt", "sigmoid")  # not libm's, nor made of its functions
+# Not libm's, nor made of its functions.
+OWN_F64 = tuple(
+    "exp exp2 exp_below expm1 log log2 log10 log1p rsqrt sigmoid sin cos tan tanh sinh cosh asin acos atan atanh erf erfc".split()
+)
 
 
 @pytest.mark.skipif(not CAN_TELL, reason="needs the status register of x86")

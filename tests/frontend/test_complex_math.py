@@ -110,7 +110,8 @@ def conversions(z: Any, w: Any, x: Any) -> Any:
     real = z.to("cpu", torch.float64), z.to(x), z.type_as(x.double()), z.to("cpu", torch.bool)
     other = x.to(z), x.double().to("cpu", C64), z.to("cpu", C128), x.type_as(z.to(C128)), z.to("cpu")
     filled = torch.full(x.shape, 1 - 2j), torch.full((2, x.shape[1]), 3 + 1j, dtype=C128)
-    return *real, *other, *filled
+    sized = torch.full((3,), x.shape[0], dtype=C64), torch.full_like(x, x.shape[1], dtype=C128)
+    return *real, *other, *filled, *sized, torch.full((2,), complex(3, 0), dtype=torch.float32), z.new_full((2,), x.shape[0] * 0.5)
 
 
 @case

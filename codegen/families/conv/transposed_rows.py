@@ -13,6 +13,8 @@ from dhlo.codegen.kernel_ir.transpose import transpose_block
 
 __all__ = ["block_positions", "emit_interleave", "emit_rows", "interleave_scratch", "rows_args"]
 
+# Vectors' lengths of phases up to which all are brought together at once, whatever run they are of; more in a loop over each run's.
+_MOST_AT_ONCE = 2
 # Positions that an epilogue takes at most.
 _BLOCK = 256
 
@@ -191,7 +193,7 @@ class _PhaseRows:
 def _bring_together(f: Fn, sources: Sequence[_PhaseRows], to: V, j: V, count: V) -> None:
     """Stores the elements from j on of all rows in turn, of `count` of each at least."""
     lanes, apart = sources[0].lanes, sum(x.phases for x in sources)
-    if _fills_vectors(apart, lanes):
+    if apart <= _MOST_AT_ONCE * lanes:
         _store_in_turn(f, [x.vector(i, j) for x in sources for i in range(x.phases)], to, count)
         return
     for x in sources:

@@ -134,19 +134,7 @@ def register_script(name: str, f: Any, arity: int = 1) -> None:
     """Makes a script function of f64s the vector function `name`, lane by lane; f32 is evaluated in f64 and rounded."""
 
     def wide(fn: Fn, *args: V) -> V:
-        symbol = emit_scalar(fn.module, f, arity)
-
-        def lane(*xs: V) -> V:
-            out = fn.call(symbol, xs, F64)
-            assert out is not None
-            return out
-
-        if not args[0].lanes:
-            return lane(*args)
-        y = args[0]
-        for k in range(y.lanes):
-            y = fn.insert(lane(*[fn.extract(a, k) for a in args]), y, k)
-        return y
+        return vmath_base.lane_by_lane(fn, emit_scalar(fn.module, f, arity), args)
 
     def narrow(fn: Fn, *args: V) -> V:
         return fn.cast(vmath_base.call(fn, name, *[fn.cast(a, F64) for a in args]), F32)

@@ -18,6 +18,7 @@ __all__ = [
     "call",
     "clamp",
     "keep_zero",
+    "lane_by_lane",
     "ldexp",
     "magic_round",
     "poly",
@@ -102,6 +103,22 @@ def _numbers(f: Fn, name: str, values: Sequence[float], elem: str) -> V:
 
 def _ity(x: V) -> str:
     return I32 if x.elem == F32 else I64
+
+
+def lane_by_lane(f: Fn, symbol: str, args: Sequence[V]) -> V:
+    """A function of f64s, which the module has or declares, of each lane."""
+
+    def lane(*xs: V) -> V:
+        out = f.call(symbol, xs, F64)
+        assert out is not None
+        return out
+
+    if not args[0].lanes:
+        return lane(*args)
+    y = args[0]
+    for k in range(y.lanes):
+        y = f.insert(lane(*[f.extract(a, k) for a in args]), y, k)
+    return y
 
 
 def with_sign(f: Fn, magnitude: V, sign: V) -> V:

@@ -12,6 +12,7 @@ from dhlo.codegen.elementwise.vmath_base import (
     call,
     clamp,
     keep_zero,
+    lane_by_lane,
     ldexp,
     magic_round,
     poly,
@@ -23,31 +24,20 @@ from dhlo.codegen.elementwise.vmath_base import (
 )
 from dhlo.codegen.kernel_ir.builder import F64, I64, Fn, V
 
-__all__: list[str] = []
+__all__ = ["EXP64", "erf_near", "mantissa"]
 
 
 def _libm(symbol: str, arity: int) -> Callable[..., V]:
     def emit(f: Fn, *args: V) -> V:
         f.module.declare(symbol, [F64] * arity, F64)
-
-        def lane(*xs: V) -> V:
-            out = f.call(symbol, xs, F64)
-            assert out is not None
-            return out
-
-        if not args[0].lanes:
-            return lane(*args)
-        y = args[0]
-        for k in range(y.lanes):
-            y = f.insert(lane(*[f.extract(a, k) for a in args]), y, k)
-        return y
+        return lane_by_lane(f, symbol, args)
 
     return emit
 
 
 # ---------------------------------------------------------------------- exponentials and logarithms
 # exp(r) by Taylor to r^13 for |r| <= log(2)/2: 4e-18; log 2 in two parts (fdlibm)
-_EXP64 = [1 / math.factorial(k) for k in range(13, -1, -1)]
+EXP64 = [1 / math.factorial(k) for k in range(13, -1, -1)]
 
 
 _LOG_R = (
@@ -72,7 +62,7 @@ def _exp64(f: Fn, x: V) -> V:
     gone, zero = f.cmp("lt", x, -1075 * math.log(2)), f.const(0.0, x.type)  # where nothing is to underflow
     x = at_most(f, f.select(gone, zero, x), 710.0)
     n, i = magic_round(f, x, math.log2(math.e))
-    return f.select(gone, zero, ldexp(f, poly(f, _exp_remainder(f, x, n), _EXP64), i))
+    return f.select(gone, zero, ldexp(f, poly(f, _exp_remainder(f, x, n), EXP64), i))
 
 
 @register("exp_below", F64)
@@ -80,24 +70,24 @@ def _exp_below64(f: Fn, x: V) -> V:
     """exp(x) for x <= 0 or NaN; exactly 0 below 3.2e-308, so that neither result nor steps are subnormal numbers."""
     x = at_least(f, x, -1022 * math.log(2))
     n, s = round_to_power(f, x, math.log2(math.e), 1)
-    return f.mul(poly(f, _exp_remainder(f, x, n), [2 * c for c in _EXP64]), s)
+    return f.mul(poly(f, _exp_remainder(f, x, n), [2 * c for c in EXP64]), s)
 
 
 def _log_parts(f: Fn, x: V) -> tuple[V, V]:
     """log(m), of x = 2^e m with m between the roots of 1/2 and of 2, and e."""
     # fdlibm's e_log.c: s = z / (2 + z), log(1 + z) = z - (z^2/2 - s (z^2/2 + R(s^2)))
-    z, e = _mantissa(f, x)
+    z, e = mantissa(f, x)
     low, h = _log_of_mantissa(f, z)
     return f.sub(z, f.sub(h, low)), e
 
 
-def _mantissa(f: Fn, x: V) -> tuple[V, V]:
-    """m - 1 and e of x = 2^e m."""
+def mantissa(f: Fn, x: V, *, normal: bool = False) -> tuple[V, V]:
+    """m - 1 and e of x = 2^e m with m between the roots of 1/2 and of 2, where x may be subnormal unless it's `normal`."""
     tiny = f.cmp("lt", x, 2.0**-1022)
-    bits = f.bitcast(f.select(tiny, f.mul(x, 2.0**54), x), I64)
+    bits = f.bitcast(x if normal else f.select(tiny, f.mul(x, 2.0**54), x), I64)
     t = f.sub(bits, 0x3FE6A09E667F3BCD)
     e = f.cast(f.shr(t, 52), F64)
-    e = f.select(tiny, f.sub(e, 54.0), e)
+    e = e if normal else f.select(tiny, f.sub(e, 54.0), e)
     return f.sub(f.bitcast(f.add(f.and_(t, 0xFFFFFFFFFFFFF), 0x3FE6A09E667F3BCD), F64), 1.0), e
 
 
@@ -119,7 +109,7 @@ def _log_of_others(f: Fn, x: V, y: V) -> V:
 
 @register("log", F64)
 def _log(f: Fn, x: V) -> V:
-    z, e = _mantissa(f, x)
+    z, e = mantissa(f, x)
     low, h = _log_of_mantissa(f, z)
     low = f.fma(e, f.const(1.90821492927058770002e-10, x.type), low)
     return _log_of_others(f, x, f.fma(e, f.const(6.93147180369123816490e-01, x.type), f.sub(z, f.sub(h, low))))
@@ -130,7 +120,7 @@ def _exp2(f: Fn, x: V) -> V:
     gone, zero = f.cmp("lt", x, -1075.0), f.const(0.0, x.type)
     x = at_most(f, f.select(gone, zero, x), 1025.0)
     n, i = magic_round(f, x, 1.0)
-    return f.select(gone, zero, ldexp(f, poly(f, f.mul(f.sub(x, n), math.log(2)), _EXP64), i))
+    return f.select(gone, zero, ldexp(f, poly(f, f.mul(f.sub(x, n), math.log(2)), EXP64), i))
 
 
 @register("expm1", F64)
@@ -139,7 +129,7 @@ def _expm1(f: Fn, x: V) -> V:
     c = clamp(f, x, -40.0, 710.0)
     n, i = magic_round(f, c, math.log2(math.e))
     r = _exp_remainder(f, c, n)
-    p = f.fma(r, f.mul(r, poly(f, r, _EXP64[:-2])), r)
+    p = f.fma(r, f.mul(r, poly(f, r, EXP64[:-2])), r)
     half = pow2(f, f.sub(i, 1), F64)
     y = f.fma(half, p, f.sub(half, 0.5))
     return keep_zero(f, x, f.select(f.cmp("eq", n, 0.0), p, f.add(y, y)))
@@ -423,7 +413,7 @@ def _erfc_ratio(f: Fn, a: V, shift: V) -> V:
     return f.div(f.mul(e, poly(f, t, _ERFC)), f.fma(a, f.const(2.0, a.type), f.const(1.0, a.type)))
 
 
-def _erf_near(f: Fn, x: V) -> V:
+def erf_near(f: Fn, x: V) -> V:
     """erf(x) for |x| <= 1; squares of the least numbers would be subnormal."""
     return f.mul(x, poly(f, square(f, x), _ERF))
 
@@ -439,14 +429,14 @@ def _erfc(f: Fn, x: V) -> V:
     y = _erfc_ratio(f, at_least(f, a, 2.0**-200), f.select(far, f.const(60.0, x.type), zero))
     y = f.mul(y, f.select(far, f.const(math.exp(-60), x.type), f.const(1.0, x.type)))
     y = f.select(negative, f.sub(2.0, y), f.select(gone, zero, y))
-    return f.select(f.cmp("lt", a, 0.5), f.sub(1.0, _erf_near(f, clamp(f, x, -0.5, 0.5))), y)
+    return f.select(f.cmp("lt", a, 0.5), f.sub(1.0, erf_near(f, clamp(f, x, -0.5, 0.5))), y)
 
 
 @register("erf", F64)
 def _erf(f: Fn, x: V) -> V:
     a = f.unary("fabs", x)
     far = f.sub(1.0, _erfc_ratio(f, clamp(f, a, 1.0, 6.5), f.const(0.0, x.type)))
-    return with_sign(f, f.unary("fabs", f.select(f.cmp("lt", a, 1.0), _erf_near(f, at_most(f, a, 1.0)), far)), x)
+    return with_sign(f, f.unary("fabs", f.select(f.cmp("lt", a, 1.0), erf_near(f, at_most(f, a, 1.0)), far)), x)
 
 
 @register("normal_cdf", F64)
@@ -470,4 +460,3 @@ def _fmod(f: Fn, x: V, y: V) -> V:
 
 for _name in ("asinh", "acosh", "lgamma", "cbrt"):
     register(_name, F64)(_libm(_name, 1))
-register("pow", F64, arity=2)(_libm("pow", 2))

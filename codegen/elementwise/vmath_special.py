@@ -20,6 +20,7 @@ from dhlo.codegen.elementwise.vmath_base import (
     with_sign,
 )
 from dhlo.codegen.elementwise.vmath_f32 import exp_half
+from dhlo.codegen.elementwise.vmath_f64 import erf_near
 from dhlo.codegen.kernel_ir.builder import F32, F64, Fn, V
 
 __all__: list[str] = []
@@ -300,13 +301,13 @@ def _erfinv(f: Fn, x: V) -> V:
 
 @register("erfinv", F64)
 def _erfinv64(f: Fn, x: V) -> V:
-    # two Newton steps, on erfc beyond 1/2, where 1 - |x| is exact and erf is flat
+    # a step of Halley's, on erfc beyond 1/2, where 1 - |x| is exact and erf is flat
     a, half_root_pi = f.unary("fabs", x), math.sqrt(math.pi) / 2
     y = _erfinv_guess(f, a, _ERFINV_FAR64)
-    far = f.cmp("gt", a, 0.5)
-    for _ in range(2):
-        gap = f.select(far, f.sub(call(f, "erfc", y), f.sub(f.const(1.0, x.type), a)), f.sub(a, call(f, "erf", y)))
-        y = f.fma(gap, f.mul(call(f, "exp", f.mul(y, y)), half_root_pi), y)
+    beyond = f.sub(call(f, "erfc", y), f.sub(f.const(1.0, x.type), a))
+    gap = f.select(f.cmp("gt", a, 0.5), beyond, f.sub(a, erf_near(f, at_most(f, y, 1.0))))
+    step = f.mul(gap, f.mul(call(f, "exp", f.mul(y, y)), half_root_pi))
+    y = f.add(y, f.fma(f.mul(step, step), y, step))
     return _erfinv_ends(f, x, with_sign(f, y, x))
 
 

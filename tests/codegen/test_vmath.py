@@ -245,6 +245,16 @@ def test_f64_functions() -> None:
         np.testing.assert_allclose(run(jit, name, a, b), reference(name)(a, b), rtol=1e-15, err_msg=name)
 
 
+def test_powers_of_f64() -> None:
+    """Results all over the range of numbers, of bases near 1, too: their exponents are large."""
+    rng, n = np.random.default_rng(1), 2000
+    parts = [np.exp(rng.uniform(-width, width, n)) for width in (700, 12, 0.7, 1e-2, 1e-9)]
+    x = np.concatenate(parts)
+    y = rng.uniform(-1, 1, x.size) * 700 / np.abs(np.log(x))
+    got = run(build(["pow"], F64, TARGET.lanes(F64)), "pow", x, y)
+    np.testing.assert_allclose(got, np.power(x, y), rtol=5e-16)
+
+
 def test_a_function_is_emitted_once_for_a_type() -> None:
     m = KernelModule(TARGET)
     f = Fn(m, "f", [("x", vec(F32, LANES))], vec(F32, LANES), internal=False)

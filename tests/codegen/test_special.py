@@ -76,7 +76,9 @@ def test_scripts_compute_what_they_compute_as_python(f: Callable[..., Any]) -> N
     want = np.array([python(f, *x) for x in cases])
     known = ~np.isnan(want)
     got = run(build([f.__name__], F64, TARGET.lanes(F64)), f.__name__, *xs)
-    np.testing.assert_allclose(got[known], want[known], rtol=2e-13, atol=1e-15 if f in GAMMAS else 1e-300)
+    # An angle that differs in its last place makes up to 33 times as much of a difference beside 1.
+    nearly = 1e-15 if f in GAMMAS else 2e-14 if f in POLYNOMIALS else 1e-300
+    np.testing.assert_allclose(got[known], want[known], rtol=2e-13, atol=nearly)
     narrow = [x.astype(np.float32) for x in xs]
     want32 = np.array([python(f, *map(float, x)) for x in zip(*narrow, strict=True)])
     got32 = run(build([f.__name__], F32, TARGET.lanes(F32)), f.__name__, *narrow)

@@ -49,6 +49,17 @@ def _head(x: Tensor) -> Tensor:
     return torch.cat([y[..., :2].sigmoid() * 2, y[..., 2:4].exp(), y[..., 4:].sigmoid()], -1).flatten(1, 3)
 
 
+def _synthesis(channels: int, kernel: int, stride: int) -> Callable[[Tensor], Tensor]:
+    weight = torch.randn(channels, 1, kernel)
+    return lambda x: F.conv_transpose1d(x, weight, stride=stride)
+
+
+def _relative(x: Tensor) -> Tensor:
+    """Scores of distances brought to keys, as Transformer-XL does."""
+    b, t, s = x.shape
+    return F.pad(x, (1, 0)).view(b, s + 1, t)[:, 1:].reshape(b, t, s)
+
+
 def _frames(channels: int, window: int, stride: int) -> Callable[[Tensor], Tensor]:
     """A convolution of samples, as models of speech begin with."""
     weight = torch.rand(channels, 1, window)
@@ -108,6 +119,13 @@ def rows() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "detector's head": (_head, (r(2, 255, 40, 44),)),
         "samples to 512 channels, 10 / 5": (_frames(512, 10, 5), (r(1, 1, 16000),)),
         "frames of 256, 128 apart": (_frames(258, 256, 128), (r(1, 1, 16000),)),
+        "channels to samples, 256 / 128": (_synthesis(258, 256, 128), (r(1, 258, 300),)),
+        "shift of relative scores": (_relative, (r(4, 400, 400),)),
+        "bincount": (lambda x: torch.bincount(x, minlength=1000), (torch.randint(0, 1000, (1_000_000,)),)),
+        **{f"{f.__name__} of f64": (f, (r(100_000).double(),)) for f in (torch.sin, torch.tanh, torch.log1p, torch.erf)},
+        "pow of f64": (torch.pow, (r(100_000).double(), r(100_000).double())),
+        "fmod of f64": (torch.fmod, (r(100_000).double(), r(100_000).double() + 0.1)),
+        "power of 2.2": (lambda x: x**2.2, (r(1000, 1000),)),
         "nonzero": (lambda x: torch.nonzero(x > 0.5), (mask,)),
         "x[mask]": (lambda x: x[x > 0.5], (mask,)),
         "windows of audio": (lambda x, w: x.unfold(-1, 400, 160) * w, (r(8, 16000), r(400))),

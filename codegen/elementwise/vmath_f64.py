@@ -24,7 +24,10 @@ from dhlo.codegen.elementwise.vmath_base import (
 )
 from dhlo.codegen.kernel_ir.builder import F64, I64, Fn, V
 
-__all__ = ["EXP64", "erf_near", "mantissa"]
+__all__ = ["EXP64", "LOG2E", "erf_near", "mantissa"]
+
+LOG2E = (1.4426950408889634, 2.0355273740931033e-17)
+"""1 / log(2) in two parts."""
 
 
 def _libm(symbol: str, arity: int) -> Callable[..., V]:
@@ -148,7 +151,7 @@ def _log1p(f: Fn, x: V) -> V:
 def _log2(f: Fn, x: V) -> V:
     # Of a mantissa by its logarithm, so that powers of two are exact.
     y, e = _log_parts(f, x)
-    y = f.fma(y, f.const(math.log2(math.e), x.type), f.fma(y, f.const(2.0355273740931033e-17, x.type), e))
+    y = f.fma(y, f.const(LOG2E[0], x.type), f.fma(y, f.const(LOG2E[1], x.type), e))
     return _log_of_others(f, x, y)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dhlo.codegen.elementwise.vmath_base import clamp, ldexp, magic_round, poly, pow2, register
-from dhlo.codegen.elementwise.vmath_f64 import EXP64, mantissa
+from dhlo.codegen.elementwise.vmath_f64 import EXP64, LOG2E, mantissa
 from dhlo.codegen.kernel_ir.builder import F32, F64, I32, I64, Fn, V
 
 __all__: list[str] = []
@@ -19,9 +19,8 @@ _EXP2_OF_POWER = (
 )
 
 
-# 2 / 3 and 1 / log(2) in two parts; 2 / 5, 2 / 7, .. for squares of up to 0.0295.
+# 2 / 3 in two parts; 2 / 5, 2 / 7, .. for squares of up to 0.0295.
 _TWO_THIRDS = (0.6666666666666666, 3.700743415417188e-17)
-_LOG2E = (1.4426950408889634, 2.0355273740931033e-17)
 _ODD_TERMS = [2 / k for k in range(27, 3, -2)]
 
 
@@ -73,7 +72,7 @@ def _log2(f: Fn, a: V) -> tuple[V, V]:
     c, c_low = _product(f, w, w_low, c, c_low)
     c, c_low = _sum(f, f.const(2.0, a.type), c, c_low)
     c, c_low = _product(f, s, s_low, c, c_low)
-    c, c_low = _product(f, c, c_low, f.const(_LOG2E[0], a.type), f.const(_LOG2E[1], a.type))
+    c, c_low = _product(f, c, c_low, f.const(LOG2E[0], a.type), f.const(LOG2E[1], a.type))
     return _sum(f, e, c, c_low)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dhlo.errors import CompileError
 from dhlo.frontend.builder import Complex, OpBuilder, Operand, Value
 from dhlo.frontend.compat import aten as A
 from dhlo.frontend.compat import prims as P
@@ -118,7 +119,11 @@ def _complex_as_chalf(b: OpBuilder, x: Complex, **_: Any) -> Any:
 @on_complex(A.full.default)
 def _full(b: OpBuilder, size: Any, value: complex, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     dtype = dtype or torch.complex64
-    return b.full(size, value if dtype.is_complex else value.real, dtype)
+    if dtype.is_complex or dtype == torch.bool:
+        return b.full(size, value if dtype.is_complex else value != 0, dtype)
+    if value.imag != 0:
+        raise CompileError(f"{value} can't be converted to {dtype}", hint="fill with its real part")
+    return b.full(size, value.real, dtype)
 
 
 def _filled(size: Any, value: Any) -> Any:

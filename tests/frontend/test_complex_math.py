@@ -111,7 +111,10 @@ def conversions(z: Any, w: Any, x: Any) -> Any:
     other = x.to(z), x.double().to("cpu", C64), z.to("cpu", C128), x.type_as(z.to(C128)), z.to("cpu")
     filled = torch.full(x.shape, 1 - 2j), torch.full((2, x.shape[1]), 3 + 1j, dtype=C128)
     sized = torch.full((3,), x.shape[0], dtype=C64), torch.full_like(x, x.shape[1], dtype=C128)
-    return *real, *other, *filled, *sized, torch.full((2,), complex(3, 0), dtype=torch.float32), z.new_full((2,), x.shape[0] * 0.5)
+    parts = [
+        torch.full((2,), complex(*c), dtype=d) for c, d in (((3, 0), torch.float32), ((0, 1), torch.bool), ((0, 0), torch.bool))
+    ]
+    return *real, *other, *filled, *sized, *parts, z.new_full((2,), x.shape[0] * 0.5)
 
 
 @case

@@ -113,7 +113,9 @@ class Plan:
             crowd = fn.max(fn.divu(host.l2_bytes, fn.mul(distance, _SETS_SHARE)), _CROWDED_KC)
             crowds = fn.and_(fn.not_(lone), fn.not_(self.right.inside))
             most_kc, limit = (fn.select(crowds, fn.min(x, crowd), x) for x in (most_kc, limit))
-        deep = fn.and_(fn.cmp("gt", k, limit), fn.cmp("gt", m, spec.rows(elem)))
+        deep = fn.cmp("gt", k, limit)
+        if not copied:
+            deep = fn.and_(deep, fn.cmp("gt", m, spec.rows(elem)))
         chunks = fn.divu(fn.add(k, fn.sub(most_kc, 1)), most_kc)
         equal = fn.divu(fn.add(k, fn.sub(chunks, 1)), fn.max(chunks, 1))
         self.kc = fn.select(deep, fn.mul(fn.ceildivu(equal, _KC_UNIT), _KC_UNIT), fn.max(k, 1))

@@ -227,17 +227,20 @@ class Emitter(IndexMath):
     def _gather(self, p: V, at: Index, zero: V, elements: sympy.Expr | None) -> V:
         """Elements from anywhere; where all lie within a vector, as in an enlarged image, out of that."""
         fn, mem = self.fn, zero.elem
+        base, x = (fn.i64(at.base), at.vec) if at.vec is not None else (fn.i64(0), self.lanes(at))
+        p = fn.gep(p, base, mem)
 
         def scattered() -> list[V]:
             mask = self.mask if self.mask is not None else fn.const(1, fn.vec(I1))
-            return [fn.gather(fn.gep(p, self.lanes(at), mem), mask, zero)]
+            return [fn.gather(fn.gep(p, x, mem), mask, zero)]
 
         if not (at.rising and fn.permutes(mem)):
             return scattered()[0]
         steps = 1 if BITS[mem] == 32 else _CLOSE  # no instruction gathers what is narrower
         if self.mask is not None and steps == 1 and elements is not None:
-            return self._out_of_window(p, self.lanes(at), fn.i64(self.size(elements)), self.mask, zero, scattered)
-        first, ahead, last, rise = self._spread(self.lanes(at))
+            inside = fn.cmp("ult", fn.add(base, fn.extract(x, 0)), fn.max(fn.sub(fn.i64(self.size(elements)), fn.lanes - 1), 0))
+            return self._out_of_window(p, x, inside, self.mask, zero, scattered)
+        first, ahead, last, rise = self._spread(x)
         close = fn.and_(rise, fn.cmp("ult", last, steps * fn.lanes))
 
         def together() -> list[V]:
@@ -255,14 +258,13 @@ class Emitter(IndexMath):
 
         return fn.if_else(close, together, scattered, [zero.type])[0]
 
-    def _out_of_window(self, p: V, x: V, elements: V, mask: V, zero: V, scattered: Callable[[], list[V]]) -> V:
-        """Elements at positions x, where `mask` wants them, of memory that has so many: if they lie in a vector from the first one
-        on, which is a part of it, out of that."""
+    def _out_of_window(self, p: V, x: V, inside: V, mask: V, zero: V, scattered: Callable[[], list[V]]) -> V:
+        """Elements at positions x, where `mask` wants them; where the vector from the first one on is `inside` memory and they lie
+        in it, out of that."""
         fn, mem = self.fn, zero.elem
         first = fn.extract(x, 0)
         ahead = fn.sub(x, fn.splat(first))
         fits = fn.reduce("and", fn.or_(fn.cmp("ult", ahead, fn.lanes), fn.not_(mask)))
-        inside = fn.cmp("ult", first, fn.max(fn.sub(elements, fn.lanes - 1), 0))
 
         def window() -> list[V]:
             whole = fn.load(fn.gep(p, first, mem), zero.type, BITS[mem] // 8)
@@ -450,10 +452,12 @@ class Emitter(IndexMath):
 
     def lookup(self, i: V, size: sympy.Expr, op: Any) -> Index:
         """An index tensor's value as a position: wraps negatives if `op` says so; out of range is recorded and reads element 0."""
-        known = (op.results[0], i.name, size)
-        if known not in self._checked[-1]:
-            self._checked[-1][known] = self._checked_index(i, size, op)
-        return self._checked[-1][known]
+        known = (op.results[0], i.name, size, None if self.mask is None else self.mask.name)
+        for checked in self._checked:
+            if known in checked:
+                return checked[known]
+        x = self._checked[-1][known] = self._checked_index(i, size, op)
+        return x
 
     def line(self, v: Any, idx: Sequence[Index], size: sympy.Expr, op: Any) -> tuple[Index, V] | None:
         i = line(self, v, idx)

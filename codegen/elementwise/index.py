@@ -12,7 +12,7 @@ __all__ = ["Index", "IndexMath"]
 
 @dataclass(frozen=True)
 class Index:
-    """Lane l stands at `base + l * step`, or at `vec[l]` where no such form is known.
+    """Lane l stands at `base + l * step`, or at `base + vec[l]` where no such form is known.
 
     `multiple` divides base; it proves that lanes don't cross a row whose length it divides. `part` remembers that this is dim
     `part[1]` of the flat position `part[0]` split into sizes `part[2]`, so that joining the dims again costs nothing. `rising`:
@@ -49,9 +49,11 @@ class IndexMath:
     def lanes(self, i: Index) -> V:
         """The positions as a vector."""
         fn = self.fn
-        if i.vec is not None:
+        if i.vec is not None and isinstance(i.base, int) and i.base == 0:
             return i.vec
         base = fn.splat(fn.i64(i.base))
+        if i.vec is not None:
+            return fn.add(base, i.vec)
         return base if i.step == 0 else fn.add(base, fn.mul(fn.iota(), i.step))
 
     def position(self, i: Index) -> V:
@@ -80,6 +82,10 @@ class IndexMath:
         even = [x.even or x.uniform for x in (a, b)]
         rising = [x.rising or x.vec is None and x.step == 1 for x in (a, b)]
         slow = rising[0] and even[1] or even[0] and rising[1] or rising[0] and rising[1]
+        if a.uniform or b.uniform:  # what is the same for all lanes stays apart: the rest is that of other rows, too
+            vec = b.vec if a.uniform else a.vec
+            if vec is not None:
+                return Index(self.add(a.base, b.base), vec=vec, rising=slow, even=all(even))
         return Index(0, vec=self.fn.add(self.lanes(a), self.lanes(b)), rising=slow, even=all(even))
 
     def offset(self, i: Index, by: V | int) -> Index:
@@ -94,7 +100,7 @@ class IndexMath:
                 return i
             if i.vec is None:
                 return Index(self.mul(i.base, k), i.step * k, multiple=i.multiple * k)
-            return Index(0, vec=self.fn.mul(i.vec, k), even=i.even)
+            return Index(self.mul(i.base, k), vec=self.fn.mul(i.vec, k), even=i.even)
         if i.uniform:
             return Index(self.mul(i.base, k), multiple=i.multiple)
         return Index(0, vec=self.fn.mul(self.lanes(i), self.fn.splat(k)), even=i.even)

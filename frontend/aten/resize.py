@@ -184,6 +184,9 @@ def nearest_taps(exact: bool) -> Callable[..., Taps]:
 
 
 def linear_taps(b: OpBuilder, own: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, dtype: DType) -> Taps:
+    if own == out:  # each element, and nothing of itself, which counts where that isn't finite
+        i = b.iota([out], 0, "i64")
+        return [(i, b.full([out], 1.0, dtype)), (i, b.full([out], 0.0, dtype))]
     pos = _positions(b, own, out, factor, corners, dtype, clamp=True)
     low = b.minimum(b.convert(b.op(ew.Floor, [pos]), "i64"), own - 1)
     w = b.minimum(b.maximum(b.sub(pos, b.convert(low, dtype)), 0.0), 1.0)

@@ -96,3 +96,86 @@ def test_places_of_lanes_that_read_nothing() -> None:
     for n, count in [(40, 50), (20, 16), (6, 17), (11, 33), (300, 200), (70, 45)]:
         x = guarded(torch.randn(3, n))
         torch.testing.assert_close(model(x, torch.zeros(count)), f(x, torch.zeros(count)), rtol=0, atol=0)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool])
+def test_rows_that_share_indices(dtype: torch.dtype) -> None:
+    """Any number of rows, joined with others, beside what is the same in all of them, and with another's indices."""
+
+    def f(x: torch.Tensor, y: torch.Tensor, steps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        i = torch.arange(steps.shape[0])
+        half, near = (i // 2).clamp(max=x.shape[-1] - 1), (i.float() * 0.37).floor().long().clamp(max=y.shape[-1] - 1)
+        a, b = x[..., half], y[..., near]
+        joined = torch.cat([a, b, x[..., half.flip(0)]], -2)
+        beside = torch.cat([a, x[..., :3]], -1)
+        return joined, beside, torch.where(steps > 0, a, a.flip(-1)), a.flip(-2)
+
+    example = (table(2, 9, 40, dtype=dtype), table(2, 11, 30, dtype=dtype), torch.randn(50))
+    dims = ({0: A, 1: A, 2: A}, {0: A, 1: A, 2: A}, {0: A})
+    model = dhlo.compile(export(Call(f), example, dynamic_shapes=(dims,)))
+    rng = random.Random(3)
+    for rows in [1, 2, 7, 8, 9, 15, 16, 17, 33, *(rng.randint(2, 60) for _ in range(4))]:
+        batch, count = rng.randint(2, 4), rng.choice([2, 15, 16, 17, 31, 33, 100, 1025])
+        x, y = (
+            table(batch, rows, rng.randint(3, 90), dtype=dtype),
+            table(batch, rng.randint(1, 20), rng.randint(2, 90), dtype=dtype),
+        )
+        args = (guarded(x), guarded(y), torch.randn(count))
+        torch.testing.assert_close(model(*args), f(*args), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("columns", [10, 16, 30, 64])
+def test_shared_indices_out_of_range(columns: int) -> None:
+    """Are found, whichever row or lane they are of; no rows have none."""
+
+    def f(x: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        return x[..., torch.arange(steps.shape[0]) * 2 // 3] + 1
+
+    model = dhlo.compile(export(Call(f), (torch.randn(3, 20), torch.zeros(24)), dynamic_shapes=(({0: A, 1: A}, {0: A}),)))
+    count = (3 * columns + 1) // 2
+    for rows in (1, 8, 11):
+        x = torch.randn(rows, columns)
+        torch.testing.assert_close(model(x, torch.zeros(count)), f(x, torch.zeros(count)))
+        with pytest.raises(dhlo.ContractError, match=rf"{columns}\b.*{columns}"):
+            model(x, torch.zeros(count + 1))
+    assert model(torch.randn(0, columns), torch.zeros(count)).shape == (0, count)
+
+
+@pytest.mark.parametrize("mode", ["linear", "bilinear", "trilinear"])
+@pytest.mark.parametrize("corners", [False, True])
+def test_images_that_keep_their_size(mode: str, corners: bool) -> None:
+    """No element counts beside its neighbours, finite or not."""
+    rank = ["linear", "bilinear", "trilinear"].index(mode) + 1
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size=x.shape[2:], mode=mode, align_corners=corners)
+
+    model = dhlo.compile(
+        export(Call(f), (torch.randn(2, 3, *[5] * rank),), dynamic_shapes=(({d: A for d in range(rank + 2) if d != 1},),))
+    )
+    for n in (2, 3, 17):
+        x = torch.randn(2, 3, *[n] * rank)
+        x.view(-1)[3], x.view(-1)[-4] = torch.inf, torch.nan
+        torch.testing.assert_close(model(x), f(x), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("channels", [1, 3, 4, 5, 40])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_images_of_tokens(mode: str, channels: int) -> None:
+    """Channels lie side by side; the image is looked up in another order."""
+
+    def f(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        image = x.permute(0, 2, 1).reshape(x.shape[0], channels, 6, -1)
+        return torch.cat([F.interpolate(image, size=like.shape, mode=mode), like.expand(x.shape[0], 2, -1, -1)], 1)
+
+    dims = (({0: A, 1: 6 * Dim("w", min=2, max=200)}, {0: A, 1: A}),)
+    model = dhlo.compile(export(Call(f), (torch.randn(2, 48, channels), torch.randn(20, 30)), dynamic_shapes=dims))
+    rng = random.Random(4)
+    for _ in range(8):
+        x, like = (
+            torch.randn(rng.randint(2, 3), 6 * rng.randint(2, 30), channels),
+            torch.randn(rng.randint(2, 40), rng.randint(2, 90)),
+        )
+        torch.testing.assert_close(model(x, like), f(x, like), rtol=2e-5, atol=2e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dhlo.codegen.families.gemm.pack_rows import widened_row
 from dhlo.codegen.families.gemm.plan_cost import BlockCosts, Cut, RightSide
-from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, accumulator, unit
+from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, accumulator, in_one_set, unit
 from dhlo.codegen.kernel_ir.builder import BITS, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -113,9 +113,9 @@ class Plan:
             crowd = fn.max(fn.divu(host.l2_bytes, fn.mul(distance, _SETS_SHARE)), _CROWDED_KC)
             crowds = fn.and_(fn.not_(lone), fn.not_(self.right.inside))
             most_kc, limit = (fn.select(crowds, fn.min(x, crowd), x) for x in (most_kc, limit))
-        deep = fn.cmp("gt", k, limit)
-        if not copied:
-            deep = fn.and_(deep, fn.cmp("gt", m, spec.rows(elem)))
+        # A copy of all of k takes rows of B from as many pages, a line of each: few rows are deep, too, whose sums are in one set.
+        least = in_one_set(elem, spec) if copied else spec.rows(elem) + 1
+        deep = fn.and_(fn.cmp("gt", k, limit), fn.cmp("ge", m, least))
         chunks = fn.divu(fn.add(k, fn.sub(most_kc, 1)), most_kc)
         equal = fn.divu(fn.add(k, fn.sub(chunks, 1)), fn.max(chunks, 1))
         self.kc = fn.select(deep, fn.mul(fn.ceildivu(equal, _KC_UNIT), _KC_UNIT), fn.max(k, 1))

@@ -21,7 +21,7 @@ from dhlo.codegen.families.gemm.gemv import (
 from dhlo.codegen.families.gemm.operands import Operands
 from dhlo.codegen.families.gemm.parts import count_stream_parts, emit_store_part, launch_join, store_part_args
 from dhlo.codegen.families.gemm.plan_cost import call_cycles
-from dhlo.codegen.families.gemm.register_tile import F16, TileSpec
+from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -30,9 +30,11 @@ __all__ = ["column_splits", "launch_stream", "streams"]
 # More rows than so many are streamed up to so many where k is so long at least, as tiles take a panel of all rows of B, each of
 # which may lie in another page; and those of f32 and f64 where B stays in one part in so many of the second-level cache, as packing
 # it costs more than reading it for each group of rows. Found on a Granite Rapids, with vectors of 512 and of 256 bits. Where the
-# third-level cache is slow, less depth will do, least where B has few columns: 58 of 21 x 199 x 387 take 0.66 of the time.
-_FLAT_ROWS = 12
-_DEEP_ROWS, _STREAM_DEPTH = {F32: 24, F64: 24, F16: 36}, {F32: 1024, F64: 1024, F16: 384}
+# third-level cache is slow, less depth will do, least where B has few columns: 58 of 21 x 199 x 387 take 0.66 of the time. Rows of
+# bf16 are that many more than tiles of a chunk of k would be summed in one set for (`in_one_set`). Found on a Zen 4: 5 x 8,399 x
+# 6,466 takes 0.16 of the time, 6 x 2,000 x 2,000 1.15.
+_FLAT_ROWS = {F32: 12, F64: 12, F16: 12, BF16: 4}
+_DEEP_ROWS, _STREAM_DEPTH = {F32: 24, F64: 24, F16: 36, BF16: 6}, {F32: 1024, F64: 1024, F16: 384, BF16: 2048}
 _FEW_COLUMNS, _SLOW_DEPTH, _KEPT_SHARE = 512, (48, 256), 2
 
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
@@ -49,7 +51,7 @@ _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
 # 12 x 251 x 1,692 take 0.61, 24 of 6 x 48 x 6,763 0.70, but 4 of 5 x 42 x 15,768 1.29.
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
 _SLOW_KEPT = 12, 1
-_SLOW_ROWS = {STRIP_ROWS: (1024, None), 7: (48, None), _FLAT_ROWS: (48, 384), max(STREAM_ROWS.values()): (16, 16)}
+_SLOW_ROWS = {STRIP_ROWS: (1024, None), 7: (48, None), _FLAT_ROWS[F32]: (48, 384), max(STREAM_ROWS.values()): (16, 16)}
 # Where that cache is slow, passes fetch what the next one reads there from so many rows on, two vectors each: 12 x 76 x 3,325
 # takes 0.5 of the time where B comes from the third-level cache, 0.9 where it's in the second, fewer rows 1.2. Elsewhere all do
 # whose sums don't wait in strips.
@@ -62,21 +64,20 @@ _EAGER_WAKES = 4
 def streams(host: HostContext, elem: str, spec: TileSpec, x: Operands, parts: V | None) -> V:
     """Whether the rows are few enough, and they and B's contiguous; `parts`: in how many k is taken otherwise, None if in one."""
     fn = host.fn
-    few = fn.and_(fn.cmp("le", x.m, min(_FLAT_ROWS, STREAM_ROWS[elem])), fn.cmp("ge", x.n, 1))
-    if STREAM_ROWS[elem] > _FLAT_ROWS:
-        # More rows than that only where every thread has columns of its own, and k wouldn't be split: sums are the tiles' then.
-        splits = column_splits(host, x)
-        own = fn.or_(fn.cmp("eq", splits, 1), fn.cmp("ge", x.n, fn.mul(splits, narrow_columns(elem, spec))))
-        depth, stays = fn.i64(_STREAM_DEPTH[elem]), fn.const(0, I1)
-        if elem != F16:  # of which each group widens B anew
-            least, other = _SLOW_DEPTH
-            slow_depth = fn.select(fn.cmp("le", x.n, _FEW_COLUMNS), fn.i64(least), other)
-            depth = fn.select(l3_is_slow(host), slow_depth, depth)
-            stays = fn.cmp("le", _nbytes(fn, elem, x), fn.divu(host.l2_bytes, _KEPT_SHARE))
-        deep = fn.and_(fn.cmp("le", x.m, _DEEP_ROWS[elem]), fn.cmp("ge", x.k, depth))
-        more = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[elem]), fn.or_(deep, stays))
-        more = fn.and_(fn.and_(more, own), fn.cmp("ge", x.n, 1))
-        few = fn.or_(few, more if parts is None else fn.and_(more, fn.cmp("lt", parts, 2)))
+    few = fn.and_(fn.cmp("le", x.m, _FLAT_ROWS[elem]), fn.cmp("ge", x.n, 1))
+    # More rows than that only where every thread has columns of its own, and k wouldn't be split: sums are the tiles' then.
+    splits = column_splits(host, x)
+    own = fn.or_(fn.cmp("eq", splits, 1), fn.cmp("ge", x.n, fn.mul(splits, narrow_columns(elem, spec))))
+    depth, stays = fn.i64(_STREAM_DEPTH[elem]), fn.const(0, I1)
+    if elem in (F32, F64):  # each group of rows widens others' B anew
+        least, other = _SLOW_DEPTH
+        slow_depth = fn.select(fn.cmp("le", x.n, _FEW_COLUMNS), fn.i64(least), other)
+        depth = fn.select(l3_is_slow(host), slow_depth, depth)
+        stays = fn.cmp("le", _nbytes(fn, elem, x), fn.divu(host.l2_bytes, _KEPT_SHARE))
+    deep = fn.and_(fn.cmp("le", x.m, _DEEP_ROWS[elem]), fn.cmp("ge", x.k, depth))
+    more = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[elem]), fn.or_(deep, stays))
+    more = fn.and_(fn.and_(more, own), fn.cmp("ge", x.n, 1))
+    few = fn.or_(few, more if parts is None else fn.and_(more, fn.cmp("lt", parts, 2)))
     return fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
 
 
@@ -99,7 +100,7 @@ def launch_stream(host: HostContext, elem: str, spec: TileSpec, x: Operands, *, 
         panels, least = fn.ceildivu(x.n, spec.panel(elem)), max(narrow_columns(elem, spec) // spec.panel(elem), 1)
         parts = count_stream_parts(fn, elem, spec, x.m, x.k, panels, least)
         # The machine decides whether more rows are streamed, which mustn't change a sum.
-        parts = fn.select(fn.cmp("le", x.m, _FLAT_ROWS), parts, 1)
+        parts = fn.select(fn.cmp("le", x.m, _FLAT_ROWS[elem]), parts, 1)
         _launch(host, elem, spec, *_in_parts(host, elem, spec, x, memory, parts))
         with fn.when(fn.cmp("gt", parts, 1)):
             launch_join(host, elem, spec, x, memory, parts)

@@ -10,6 +10,7 @@ import sympy
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, rows, vectors
 from dhlo.codegen.families.loops.narrow import Narrow, before_reshapes
+from dhlo.codegen.families.loops.shared import ROWS, Shared
 from dhlo.codegen.families.loops.transpose import Turned
 from dhlo.codegen.families.merged import as_one, merged_dims
 from dhlo.codegen.kernel_ir.builder import KernelModule, V
@@ -118,7 +119,10 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
         merged = tuple(range(len(shape) - count, len(shape)))
         outer, lane = [d for d in outer if d not in merged], merged[-1]
     length = product([shape[d] for d in merged]) if merged else shape[lane]
+    shared = Shared.of(k, shape, lane) if turned is None and not merged and outer else None
     per_item = {d: fn.lanes if turned is not None and d == turned.dim else 1 for d in outer}
+    if shared is not None:
+        per_item[outer[-1]] = ROWS
     blocks = ceil_div(length, BLOCK)
     sizes = [*(ceil_div(shape[d], n) if n > 1 else shape[d] for d, n in per_item.items()), blocks]
     with rows(em, fn.args[1], fn.args[2], sizes) as item:
@@ -126,7 +130,17 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
         at = dict(zip(outer, row, strict=True))
         lo = fn.mul(em.position(block), BLOCK)
         hi = fn.min(fn.add(lo, BLOCK), fn.i64(em.size(length)))
-        if turned is None:
+        if shared is not None:
+            first = fn.mul(em.position(at.pop(outer[-1])), ROWS)
+            last = fn.min(fn.add(first, ROWS), fn.i64(em.size(shape[outer[-1]])))
+
+            def in_rows(i: Index) -> None:
+                shared.compute({**at, lane: i})
+                with fn.loop(first, last) as row, em.scope():
+                    store({**at, outer[-1]: Index(row.iv), lane: i})
+
+            _by_parts(k, shape, lane, lo, hi, in_rows)
+        elif turned is None:
             _by_parts(k, shape, lane, lo, hi, lambda i: store({**at, lane: i}))
         else:
             start = fn.mul(em.position(at.pop(turned.dim)), fn.lanes)

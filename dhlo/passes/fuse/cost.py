@@ -16,6 +16,7 @@ __all__ = ["CHEAP", "Costs", "reads_fewer", "subtree_cost", "worth_storing"]
 
 CHEAP = 4  # recomputing this much is better than storing and loading
 _FEW = 8  # places that a lookup may read of a dim that may have fewer
+_NEAR = 4  # elements that stand as far apart are loaded together and shuffled
 
 
 Costs = dict[tuple[int, int], int]
@@ -24,9 +25,10 @@ Costs = dict[tuple[int, int], int]
 
 def worth_storing(g: Graph, op: Any, readers: set[int], costs: Costs) -> bool:
     """More than one group would repeat real work, or a broadcast would repeat it for every copy. Views are never stored for that:
-    what they show is."""
+    what they show is; but a transposed one that is looked up several times, as neighbours in an image are: each element is gathered
+    then from another line."""
     if isinstance(op, (Full, Iota, Reshape, Transpose, Slice, Broadcast)):
-        return False
+        return isinstance(op, Transpose) and _is_apart(op) and _times_looked_up(g, op.results[0]) > 1
     cost = subtree_cost(g, op, costs)
     return cost > CHEAP and (len(readers) > 1 or _is_repeated(g, op.results[0]))
 
@@ -46,6 +48,27 @@ def _is_repeated(g: Graph, v: Value) -> bool:
             if isinstance(user, (Reshape, Transpose, Slice, Broadcast)) and u not in g.unit:
                 todo.append(user.results[0])
     return False
+
+
+def _is_apart(transpose: Transpose) -> bool:
+    """What is side by side in a row of the result is far apart in the operand."""
+    out, src = from_mlir(transpose.results[0]).shape, from_mlir(transpose.operands[0]).shape
+    perm = attr(transpose, "perm")
+    d = next((d for d in reversed(range(len(out))) if out[d] != 1), 0)
+    between = [n for n in src[perm[d] + 1 :] if n != 1] if out else []
+    return len(between) > 1 or bool(between) and not (between[0].is_Integer and between[0] <= _NEAR)
+
+
+def _times_looked_up(g: Graph, v: Value) -> int:
+    """How often lookups read an element of v, or of a view of it: twice where they may read more than there are."""
+    times = 0
+    for u in g.users(v):
+        user = g.ops[u]
+        if isinstance(user, Take) and user.operands[0] == v:
+            times += 1 if reads_fewer(user) else 2
+        elif isinstance(user, Reshape):
+            times += _times_looked_up(g, user.results[0])
+    return times
 
 
 def _looks_up_slices(take: Any) -> bool:

@@ -76,7 +76,15 @@ class _Tail:
             # One element that is repeated is looked up at its only place.
             kept = [d for d, n in zip(attr(op, "dims"), src, strict=True) if d >= front and (n != 1 or out[d] == 1)]
             return None if 0 < len(kept) < self.count else list(op.operands) if kept else []
+        if isinstance(op, Reshape) and self.is_one(op, front):
+            return []
         return list(op.operands)[:1] if self.stays(op, front) else list(op.operands) if _joins_before(op, front) else None
+
+    def is_one(self, op: Reshape, front: int) -> bool:
+        """Are the trailing dims the last one of the operand, which anything may be asked of?"""
+        src, out = from_mlir(op.operands[0]), from_mlir(op.results[0])
+        pairs = [(list(a), list(b)) for a, b in reshape_groups(out.shape, src.shape)]
+        return (list(range(front, out.rank)), [src.rank - 1]) in pairs
 
     def stays(self, op: Op, front: int) -> bool:
         """Are the trailing dims those of the first operand?"""

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.export import Dim, export
 
 import dhlo
@@ -40,3 +41,38 @@ def test_permutations_and_reversals(dtype: torch.dtype) -> None:
 class _Bools(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         return [op for perm in itertools.permutations(range(3)) for op in (x.permute(perm).contiguous(), ~x.permute(perm).flip(2))]
+
+
+class _Images(torch.nn.Module):
+    """Tokens seen as images, alone, in arithmetic, turned back, and as a part of what is joined along each dim."""
+
+    def __init__(self, height: int, width: int) -> None:
+        super().__init__()
+        self.size = height, width
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, s: torch.Tensor) -> list[torch.Tensor]:
+        image = x.transpose(1, 2).reshape(x.shape[0], x.shape[2], *self.size)
+        column = s[:, None, None]
+        out = [image + y, image * column, image.to(torch.float64), image.flip(2) + y, image.flip(3), image.flip(1) * y]
+        out += [image[:, 1:] + y[:, 1:], image[:, :, 1:] * 2, image[..., :-1] - column, image.flatten(2).transpose(1, 2) + 1]
+        out += [torch.cat([image, y], d) for d in range(4)]
+        out += [torch.cat([y, image.relu() * column, image + y], d) for d in range(4)]
+        return [*out, image.unsqueeze(1) * y.unsqueeze(2), image.amax(1), image.mean((2, 3)), F.pad(image, (1, 2, 0, 1)) + 1]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("size", [(1, 1), (1, 17), (4, 4), (7, 7), (16, 1), (5, 13), (33, 32), (3, 1030)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tokens_as_images(dtype: torch.dtype, size: tuple[int, int]) -> None:
+    def draw(batch: int, channels: int) -> tuple[torch.Tensor, ...]:
+        shapes = (batch, size[0] * size[1], channels), (batch, channels, *size), (channels,)
+        return tuple(torch.randint(-9, 10, shape).to(dtype) for shape in shapes)
+
+    batch, channels = Dim("batch", min=0, max=64), Dim("channels", min=3, max=512)
+    dims = ({0: batch, 2: channels}, {0: batch, 1: channels}, {0: channels})
+    module = _Images(*size)
+    model = dhlo.compile(export(module, draw(3, 5), dynamic_shapes=dims))
+    for shape in [(1, 3), (2, 4), (1, 15), (3, 16), (2, 17), (1, 40), (0, 3)]:
+        args = draw(*shape)
+        for got, want in zip(model(*args), module(*args), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-2 if want.dtype == torch.bfloat16 else 1e-6, atol=0, check_stride=False)

@@ -98,7 +98,7 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
 
     def store(at: dict[int, Index]) -> None:
         if merged:
-            at = {**at, **dict(zip(merged, as_one(at[merged[-1]], shape[merged[0] :]), strict=True))}
+            at = {**at, **dict(zip(merged, as_one(at[merged[0]], shape[merged[0] :]), strict=True))}
         idx = [at.get(d, em.zero) for d in range(len(shape))]
         if put is not None:
             put([em.value(v, idx) for v in values], em.flatten(idx, shape))
@@ -117,8 +117,10 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
     count = merged_dims(k, values, len(shape)) if turned is None and not long else 1
     if count > len(shape) - lane:  # more than what are ones behind it
         merged = tuple(range(len(shape) - count, len(shape)))
-        outer, lane = [d for d in outer if d not in merged], merged[-1]
+        outer, lane = [d for d in outer if d not in merged], merged[0]
     length = product([shape[d] for d in merged]) if merged else shape[lane]
+    if merged:
+        turned = Turned.of(k, (*shape[:lane], length))
     shared = Shared.of(k, shape, lane) if turned is None and not merged and outer else None
     per_item = {d: fn.lanes if turned is not None and d == turned.dim else 1 for d in outer}
     if shared is not None:

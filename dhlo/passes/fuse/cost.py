@@ -6,9 +6,9 @@ from typing import Any
 
 import sympy
 
-from dhlo.ir.dialect import attr
+from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.handles import Value
-from dhlo.ir.ops.movement import Broadcast, Full, Iota, Reshape, Slice, Take, Transpose
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Slice, Take, Transpose
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.graph import Graph, kind_of
 
@@ -25,10 +25,12 @@ Costs = dict[tuple[int, int], int]
 
 def worth_storing(g: Graph, op: Any, readers: set[int], costs: Costs) -> bool:
     """More than one group would repeat real work, or a broadcast would repeat it for every copy. Views are never stored for that:
-    what they show is; but a transposed one that is looked up several times, as neighbours in an image are: each element is gathered
-    then from another line."""
-    if isinstance(op, (Full, Iota, Reshape, Transpose, Slice, Broadcast)):
-        return isinstance(op, Transpose) and _is_apart(op) and _times_looked_up(g, op.results[0]) > 1
+    what they show is; but a transposed one that is looked up several times, as neighbours in an image are, or that is joined with
+    other rows: each element would be gathered from another line."""
+    if isinstance(op, Transpose):
+        return _is_apart(op) and (_times_looked_up(g, op.results[0]) > 1 or _is_stacked(g, op.results[0]))
+    if isinstance(op, (Full, Iota, Reshape, Slice, Broadcast)):
+        return False
     cost = subtree_cost(g, op, costs)
     return cost > CHEAP and (len(readers) > 1 or _is_repeated(g, op.results[0]))
 
@@ -69,6 +71,18 @@ def _times_looked_up(g: Graph, v: Value) -> int:
         elif isinstance(user, Reshape):
             times += _times_looked_up(g, user.results[0])
     return times
+
+
+def _is_stacked(g: Graph, v: Value, depth: int = 8) -> bool:
+    """Arithmetic and reshapes lead from v to a join of rows."""
+    for u in g.users(v) if depth else ():
+        user = g.ops[u]
+        if isinstance(user, Concat):
+            return bool(attr(user, "dim") < from_mlir(v).rank - 1)
+        if isinstance(user, Reshape) or kind_of(user) is Kind.ELEMENTWISE:
+            if u not in g.unit and _is_stacked(g, user.results[0], depth - 1):
+                return True
+    return False
 
 
 def _looks_up_slices(take: Any) -> bool:

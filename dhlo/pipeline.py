@@ -22,6 +22,7 @@
     pooled-blocks     averages over windows side by side are sums of blocks, and of all of an image: pool -> reduce
     short-reductions  what combines a few elements along the last dim is written out: reduce -> slices, add
     turned-joins      joins of values that lie across are made as these lie: concat of transpose -> transpose of concat
+    late-transposes   slices, pads and reductions of what lies across are made as it lies: slice of transpose -> transpose of slice
     round-activations products of quantised weights round their rows to int8 as they read them: matmul -> rounded_matmul
     round-codes       what is quantised is bounded once, before it is rounded as it is converted: round -> nearest
     fuse              dhlo.group: ops that are computed together
@@ -86,6 +87,7 @@ from dhlo.passes.integer_convolutions import integer_convolutions
 from dhlo.passes.join_caches import join_caches
 from dhlo.passes.keep_codes import keep_codes
 from dhlo.passes.keep_sums import keep_sums
+from dhlo.passes.late_transposes import late_transposes
 from dhlo.passes.mask_tables import mask_tables
 from dhlo.passes.matrix_vectors import matrix_vectors
 from dhlo.passes.merge_matmuls import merge_matmuls
@@ -216,6 +218,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("pooled-blocks", plain(pooled_blocks)),
     Pass("short-reductions", plain(short_reductions)),
     Pass("turned-joins", plain(turned_joins)),
+    Pass("late-transposes", plain(late_transposes)),
     Pass("round-activations", plain(round_activations)),
     Pass("round-codes", round_codes),
     Pass("fuse", plain(fuse)),

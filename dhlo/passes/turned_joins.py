@@ -6,7 +6,6 @@ Vectors then run along memory, each of them in one part of what is joined, and a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from dhlo.ir.dialect import Kind, attr, build, defining
@@ -14,6 +13,7 @@ from dhlo.ir.handles import Module, Value
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Slice, Transpose
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import TensorType, from_mlir
+from dhlo.passes.late_transposes import in_operand_order
 from dhlo.passes.replace import replace_each
 
 __all__ = ["turned_joins"]
@@ -92,7 +92,7 @@ class _Straight:
 
     def _build(self, v: Value, op: Any) -> Any:
         """`v` from operands that have been built."""
-        out = from_mlir(v).with_shape(self._back(from_mlir(v).shape))
+        out = from_mlir(v).with_shape(in_operand_order(self.perm, from_mlir(v).shape))
         attrs: dict[str, Any] = {k: op.attributes[k] for k in op.attributes}
         if isinstance(op, Transpose):
             return op.operands[0]
@@ -101,7 +101,7 @@ class _Straight:
         if isinstance(op, (Concat, Iota)):
             attrs["dim"] = self.perm[attr(op, "dim")]
         if isinstance(op, Slice):
-            attrs = {k: self._back(attr(op, k)) for k in ("starts", "steps")}
+            attrs = {k: in_operand_order(self.perm, attr(op, k)) for k in ("starts", "steps")}
         return build(type(op), [self.made[x] for x in op.operands], attrs, results=[out]).results[0]
 
     def _repeated(self, op: Broadcast, out: TensorType) -> Any:
@@ -112,8 +112,3 @@ class _Straight:
         if order != sorted(order):
             x = build(Transpose, [x], {"perm": order}).results[0]
         return build(Broadcast, [x], {"dims": sorted(place)}, results=[out]).results[0]
-
-    def _back(self, items: Sequence[Any]) -> list[Any]:
-        """What belongs to each dim, in the order of dims before."""
-        found = dict(zip(self.perm, items, strict=True))
-        return [found[d] for d in range(len(found))]

@@ -25,10 +25,10 @@ Costs = dict[tuple[int, int], int]
 
 def worth_storing(g: Graph, op: Any, readers: set[int], costs: Costs) -> bool:
     """More than one group would repeat real work, or a broadcast would repeat it for every copy. Views are never stored for that:
-    what they show is; but a transposed one that is looked up several times, as neighbours in an image are, or that is joined with
-    other rows: each element would be gathered from another line."""
+    what they show is; but a transposed one whose elements are read several times, as neighbours in an image are, or that is joined
+    with other rows: each element would be gathered from another line."""
     if isinstance(op, Transpose):
-        return _is_apart(op) and (_times_looked_up(g, op.results[0]) > 1 or _is_stacked(g, op.results[0]))
+        return _is_apart(op) and (_times_read(g, op.results[0]) > 1 or _is_stacked(g, op.results[0]))
     if isinstance(op, (Full, Iota, Reshape, Slice, Broadcast)):
         return False
     cost = subtree_cost(g, op, costs)
@@ -61,15 +61,17 @@ def _is_apart(transpose: Transpose) -> bool:
     return len(between) > 1 or bool(between) and not (between[0].is_Integer and between[0] <= _NEAR)
 
 
-def _times_looked_up(g: Graph, v: Value) -> int:
-    """How often lookups read an element of v, or of a view of it: twice where they may read more than there are."""
+def _times_read(g: Graph, v: Value) -> int:
+    """How often lookups and copies read an element of v, or of a view of it: twice where they may read more than there are."""
     times = 0
     for u in g.users(v):
         user = g.ops[u]
         if isinstance(user, Take) and user.operands[0] == v:
             times += 1 if reads_fewer(user) else 2
-        elif isinstance(user, Reshape):
-            times += _times_looked_up(g, user.results[0])
+        elif isinstance(user, Broadcast) and from_mlir(user.results[0]).numel != from_mlir(v).numel:
+            times += 2
+        elif isinstance(user, (Broadcast, Reshape)):
+            times += _times_read(g, user.results[0])
     return times
 
 

@@ -57,7 +57,14 @@ class _Images(torch.nn.Module):
         out += [image[:, 1:] + y[:, 1:], image[:, :, 1:] * 2, image[..., :-1] - column, image.flatten(2).transpose(1, 2) + 1]
         out += [torch.cat([image, y], d) for d in range(4)]
         out += [torch.cat([y, image.relu() * column, image + y], d) for d in range(4)]
-        out += [image.relu().sum((2, 3)), image.sum((1, 2)), image.amin(3), x.transpose(1, 2)[:, 1:].flip(2), image[:, ::2] * 2]
+        out += [
+            image.relu().sum((2, 3)),
+            image.sum((1, 2)),
+            image.amin(3),
+            x.transpose(1, 2)[:, 1:].flip(2),
+            image[:, :2] * 2,
+            image[..., ::2] * 2,
+        ]
         out += [F.pad(x.transpose(1, 2), (0, 1, 2, 0), value=3.0), image.abs().amax((1, 3)), image.flip(2).mean((0, 2))]
         return [*out, image.unsqueeze(1) * y.unsqueeze(2), image.amax(1), image.mean((2, 3)), F.pad(image, (1, 2, 0, 1)) + 1]
 

@@ -66,6 +66,11 @@ def _frames(channels: int, window: int, stride: int) -> Callable[[Tensor], Tenso
     return lambda x: F.conv1d(x, weight, stride=stride)
 
 
+def _tokens(f: Callable[..., Tensor], side: int = 28) -> Callable[..., Tensor]:
+    """A function of an image that tokens make up, and of others."""
+    return lambda x, *more: f(x.transpose(1, 2).reshape(x.shape[0], x.shape[2], side, side), *more)
+
+
 def rows() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
     """A function of tensors, and arguments, by name."""
     r = torch.rand
@@ -120,6 +125,12 @@ def rows() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "samples to 512 channels, 10 / 5": (_frames(512, 10, 5), (r(1, 1, 16000),)),
         "frames of 256, 128 apart": (_frames(258, 256, 128), (r(1, 1, 16000),)),
         "channels to samples, 256 / 128": (_synthesis(258, 256, 128), (r(1, 258, 300),)),
+        "enlarged image of tokens": (_tokens(_resized(size=(64, 64), mode="bilinear"), 8), (r(2, 64, 256),)),
+        "image of tokens and another": (_tokens(torch.add), (r(2, 784, 192), r(2, 192, 28, 28))),
+        "image of tokens beside another": (_tokens(lambda x, y: torch.cat([x, y], 1), 64), (r(2, 4096, 256), r(2, 256, 64, 64))),
+        "mean of an image of tokens": (_tokens(lambda x: x.mean((2, 3))), (r(2, 784, 192),)),
+        "padded image of tokens": (_tokens(lambda x: F.pad(x, (1, 1, 1, 1))), (r(2, 784, 192),)),
+        "gated tokens, transposed": (lambda x: F.glu(x.transpose(1, 2), 1), (r(2, 784, 384),)),
         "shift of relative scores": (_relative, (r(4, 400, 400),)),
         "bincount": (lambda x: torch.bincount(x, minlength=1000), (torch.randint(0, 1000, (1_000_000,)),)),
         **{f"{f.__name__} of f64": (f, (r(100_000).double(),)) for f in (torch.sin, torch.tanh, torch.log1p, torch.erf)},

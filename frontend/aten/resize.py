@@ -151,10 +151,9 @@ def _scale(n: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool) -> Operan
     return tsf.IntTrueDiv(n, out)
 
 
-def _positions(b: OpBuilder, n: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, dtype: DType, clamp: bool) -> Value:
+def _positions(b: OpBuilder, out: sympy.Expr, scale: Operand, corners: bool, dtype: DType, clamp: bool) -> Value:
     """Source coordinates of the result's elements along a dim."""
     i = b.iota([out], 0, dtype)
-    scale = _scale(n, out, factor, corners)
     if corners:
         return b.mul(i, scale)
     pos = b.sub(b.mul(b.add(i, 0.5), scale), 0.5)
@@ -184,13 +183,19 @@ def nearest_taps(exact: bool) -> Callable[..., Taps]:
 
 
 def linear_taps(b: OpBuilder, own: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, dtype: DType) -> Taps:
-    if own == out:  # each element, and nothing of itself, which counts where that isn't finite
+    """Of a size that stays each element, whatever the factor, and nothing of itself, which counts where that isn't finite."""
+    if own == out:
         i = b.iota([out], 0, "i64")
         return [(i, b.full([out], 1.0, dtype)), (i, b.full([out], 0.0, dtype))]
-    pos = _positions(b, own, out, factor, corners, dtype, clamp=True)
+    stays, scale = sympy.Eq(own, out), _scale(own, out, factor, corners)
+    if factor is not None and not corners:
+        step = sympy.Piecewise((sympy.Float(1.0), stays), (sympy.Float(scale), True))
+        scale = float(step) if step.is_number else step
+    pos = _positions(b, out, scale, corners, dtype, clamp=True)
     low = b.minimum(b.convert(b.op(ew.Floor, [pos]), "i64"), own - 1)
     w = b.minimum(b.maximum(b.sub(pos, b.convert(low, dtype)), 0.0), 1.0)
-    return [(low, b.sub(1.0, w)), (b.minimum(b.add(low, 1), own - 1), w)]
+    beyond = sympy.Piecewise((sympy.Integer(0), stays), (sympy.Integer(1), True))
+    return [(low, b.sub(1.0, w)), (b.minimum(b.add(low, beyond), own - 1), w)]
 
 
 def cubic_weights(b: OpBuilder, t: Value) -> list[Value]:
@@ -222,7 +227,7 @@ def cubic_slopes(b: OpBuilder, t: Value) -> list[Value]:
 
 
 def cubic_taps(b: OpBuilder, own: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, dtype: DType) -> Taps:
-    pos = _positions(b, own, out, factor, corners, dtype, clamp=False)
+    pos = _positions(b, out, _scale(own, out, factor, corners), corners, dtype, clamp=False)
     floor = b.op(ew.Floor, [pos])
     base = b.convert(floor, "i64")
     at = [b.minimum(b.maximum(b.add(base, k - 1), 0), own - 1) for k in range(4)]

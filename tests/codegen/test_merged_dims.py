@@ -48,6 +48,10 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "places": lambda x, s: torch.arange(x.shape[-1]).expand(x.shape) + torch.zeros(x.shape, dtype=torch.int64),
     "channels' numbers": lambda x, s: x.flip(0) + column(torch.arange(x.shape[1])),
     "flat": lambda x, s: (x.flatten(2) * s[:, None]).unflatten(2, (x.shape[2], x.shape[3])).flip(0),
+    "flat, backwards": lambda x, s: (
+        torch.cat([x, x * column(s)], 2).flatten(2).flip(2).unflatten(2, (2 * x.shape[2], x.shape[3])) + 1
+    ),
+    "all flat, backwards": lambda x, s: torch.cat([x, -x], 0).flatten().flip(0).reshape(2 * x.shape[0], *x.shape[1:]) * column(s),
     "folded": lambda x, s: (x * column(s)).flatten(0, 1).flip(0) + 1,
     "padded": lambda x, s: F.pad(x, (0, 0, 0, 0, 1, 2)) + 1,
     "padded columns": lambda x, s: F.pad(x, (1, 2, 3, 1), value=2.0) + 1,

@@ -142,6 +142,39 @@ def test_shared_indices_out_of_range(columns: int) -> None:
     assert model(torch.randn(0, columns), torch.zeros(count)).shape == (0, count)
 
 
+def test_shared_indices_of_no_rows() -> None:
+    """Where a part of a join has no rows, its indices aren't asked for."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = x[:, torch.arange(y.shape[1]) // 2]
+        return torch.cat([found, y], 0), F.pad(found, (0, 0, 3, 0))
+
+    dims = (({0: A, 1: A}, {0: A, 1: A}),)
+    model = dhlo.compile(export(Call(f), (torch.randn(3, 20), torch.randn(4, 24)), dynamic_shapes=dims))
+    for rows, columns in ((3, 40), (0, 40), (0, 50)):
+        args = torch.randn(rows, 20), torch.randn(4, columns)
+        for got, want in zip(model(*args), f(*args), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0)
+    with pytest.raises(dhlo.ContractError, match="out of range"):
+        model(torch.randn(1, 20), torch.randn(4, 50))
+
+
+def test_images_that_may_keep_their_size() -> None:
+    """Whether they do is known at the call; a given factor doesn't count then."""
+
+    def f(x: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sizes = (F.interpolate(x, size=like.shape, mode="bilinear", align_corners=c) for c in (False, True))
+        return (*sizes, F.interpolate(x, scale_factor=(1.0, 1.02), mode="bilinear"))
+
+    dims = (({0: A, 2: A, 3: A}, {0: A, 1: A}),)
+    model = dhlo.compile(export(Call(f), (torch.randn(2, 3, 7, 70), torch.randn(9, 8)), dynamic_shapes=dims))
+    for size, to in [((4, 5), (4, 5)), ((4, 5), (4, 9)), ((4, 60), (7, 60)), ((3, 49), (2, 20)), ((17, 99), (17, 99))]:
+        x, like = torch.randn(2, 3, *size), torch.randn(to)
+        x.view(-1)[3], x.view(-1)[-4] = torch.inf, torch.nan
+        for got, want in zip(model(x, like), f(x, like), strict=True):
+            torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("mode", ["linear", "bilinear", "trilinear"])
 @pytest.mark.parametrize("corners", [False, True])
 def test_images_that_keep_their_size(mode: str, corners: bool) -> None:

@@ -142,6 +142,8 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
                     store({**at, outer[-1]: Index(row.iv), lane: i})
 
             _by_parts(k, shape, lane, lo, hi, in_rows)
+        elif turned is None and merged:
+            vectors(em, lo, hi, lambda i: store({**at, lane: i}))
         elif turned is None:
             _by_parts(k, shape, lane, lo, hi, lambda i: store({**at, lane: i}))
         else:

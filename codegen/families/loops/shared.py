@@ -43,7 +43,10 @@ class Shared:
 
         def along(op: Any) -> bool:
             made = from_mlir(op.results[0]).shape
-            return len(made) == len(shape) and made[lane] == shape[lane]
+            if len(made) != len(shape) or made[lane] != shape[lane]:
+                return False
+            # Where it has no elements, as a part of a join may, no index is asked for.
+            return all(a == b or a.is_Integer and a > 0 for a, b in zip(made, shape, strict=True))
 
         ops = [op for op in k.ops if along(op)]
         takes = [op for op in ops if isinstance(op, Take) and attr(op, "at") == lane and _neighbours(op)]

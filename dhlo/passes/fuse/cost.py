@@ -69,18 +69,24 @@ def _times_read(g: Graph, v: Value) -> int:
         if isinstance(user, Take) and user.operands[0] == v:
             times += 1 if reads_fewer(user) else 2
         elif isinstance(user, Broadcast) and from_mlir(user.results[0]).numel != from_mlir(v).numel:
-            times += 2
+            times += 0 if _is_multiplied(g, user.results[0]) else 2
         elif isinstance(user, (Broadcast, Reshape)):
             times += _times_read(g, user.results[0])
     return times
+
+
+def _is_multiplied(g: Graph, v: Value) -> bool:
+    """Nothing but products reads v, or what it is reshaped to: these take it from where it lies."""
+    users = [g.ops[u] for u in g.users(v)]
+    return all(kind_of(u) is Kind.MATMUL or isinstance(u, Reshape) and _is_multiplied(g, u.results[0]) for u in users)
 
 
 def _is_stacked(g: Graph, v: Value, depth: int = 8) -> bool:
     """Arithmetic and reshapes lead from v to a join of rows."""
     for u in g.users(v) if depth else ():
         user = g.ops[u]
-        if isinstance(user, Concat):
-            return bool(attr(user, "dim") < from_mlir(v).rank - 1)
+        if isinstance(user, Concat) and attr(user, "dim") < from_mlir(v).rank - 1:
+            return True
         if isinstance(user, Reshape) or kind_of(user) is Kind.ELEMENTWISE:
             if u not in g.unit and _is_stacked(g, user.results[0], depth - 1):
                 return True

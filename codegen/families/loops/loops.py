@@ -132,24 +132,16 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
         at = dict(zip(outer, row, strict=True))
         lo = fn.mul(em.position(block), BLOCK)
         hi = fn.min(fn.add(lo, BLOCK), fn.i64(em.size(length)))
-        if shared is not None:
-            first = fn.mul(em.position(at.pop(outer[-1])), ROWS)
-            last = fn.min(fn.add(first, ROWS), fn.i64(em.size(shape[outer[-1]])))
-
-            def in_rows(i: Index) -> None:
-                shared.compute({**at, lane: i})
-                with fn.loop(first, last) as row, em.scope():
-                    store({**at, outer[-1]: Index(row.iv), lane: i})
-
-            _by_parts(k, shape, lane, lo, hi, in_rows)
-        elif turned is None and merged:
-            vectors(em, lo, hi, lambda i: store({**at, lane: i}))
-        elif turned is None:
-            _by_parts(k, shape, lane, lo, hi, lambda i: store({**at, lane: i}))
-        else:
+        if turned is not None:
             start = fn.mul(em.position(at.pop(turned.dim)), fn.lanes)
             with fn.loop(lo, hi, fn.lanes) as lp, em.scope():
                 turned.block(at, start, Index(lp.iv, 1, multiple=fn.lanes), hi, store)
+        elif merged:  # what is joined is so along a dim before, or within what is one
+            vectors(em, lo, hi, lambda i: store({**at, lane: i}))
+        elif shared is not None:
+            _by_parts(k, shape, lane, lo, hi, shared.in_rows(at, outer[-1], store))
+        else:
+            _by_parts(k, shape, lane, lo, hi, lambda i: store({**at, lane: i}))
     work = sympy.Min(length, BLOCK) * cost * max(per_item.values(), default=1)
     scratch = sympy.Integer(turned.scratch_bytes if turned is not None else 0)
     return Launch(finish(k, "loops"), k.args.slots, product(sizes), work, scratch, k.lookups)

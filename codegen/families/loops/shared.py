@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +62,23 @@ class Shared:
         ]
         return Shared(k, tuple(shape), lane, takes, spread)
 
-    def compute(self, at: dict[int, Index]) -> None:
-        """Finds them at a vector of places along the lanes, in the emitter's scope."""
+    def in_rows(self, at: dict[int, Index], dim: int, store: Callable[[dict[int, Index]], None]) -> Callable[[Index], None]:
+        """What finds them at a vector of places along the lanes and then calls `store` with the places in each row of the item, of
+        whose `dim` `at` has the number of a group of rows."""
+        em, fn = self.k.em, self.k.fn
+        here = {d: i for d, i in at.items() if d != dim}
+        first = fn.mul(em.position(at[dim]), ROWS)
+        last = fn.min(fn.add(first, ROWS), fn.i64(em.size(self.shape[dim])))
+
+        def body(i: Index) -> None:
+            self._compute({**here, self.lane: i})
+            with fn.loop(first, last) as row, em.scope():
+                store({**here, dim: Index(row.iv), self.lane: i})
+
+        return body
+
+    def _compute(self, at: dict[int, Index]) -> None:
+        """Finds them in the emitter's scope."""
         em = self.k.em
         for op in self.takes:
             for v, d in zip(list(op.operands)[1:], attr(op, "dims"), strict=True):

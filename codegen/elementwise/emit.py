@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -31,13 +31,24 @@ from dhlo.ir.symbols import as_expr, is_static, parse, product
 from dhlo.ir.types import DTYPES, DType, from_mlir
 from dhlo.shape_infer.views import reshape_groups
 
-__all__ = ["MOST_APART", "Emitter", "KernelArgs", "Slot", "memory_type"]
+__all__ = ["MOST_APART", "Emitter", "KernelArgs", "Slot", "Touch", "memory_type"]
 
 MOST_APART = 4  # from one element to the next, where loads and shuffles are faster than gathering
 _CLOSE = 4  # vectors of narrow elements that lanes which rise are looked for in, one after the other
 
 Leaf = Callable[["Emitter", Sequence[Index]], V]
-Slot = tuple[str, Any]  # ("pointer", value) | ("size", expr) | ("float", expr) | ("errors", check)
+Slot = tuple[str, Any]
+"""("pointer", value), ("size", expr), ("float", expr), ("errors", check), or ("far", expr): whether so many bytes, gone through
+once, come from so far away that they are worth asking for ahead."""
+
+
+@dataclass(frozen=True)
+class Touch:
+    """How memory is prefetched instead of being read and written: to which caches (see `Fn.prefetch`), results perhaps to be
+    written."""
+
+    locality: int = 3
+    write: bool = True
 
 
 class KernelArgs:
@@ -53,7 +64,7 @@ class KernelArgs:
         if slot not in self._values:
             if slot not in self.slots:
                 self.slots.append(slot)
-            ty = {"size": I64, "float": F64}.get(slot[0], PTR)
+            ty = {"size": I64, "far": I64, "float": F64}.get(slot[0], PTR)
             self._values[slot] = self.fn.entry_load(self.array, self.first + self.slots.index(slot), ty)
         return self._values[slot]
 
@@ -69,7 +80,7 @@ class Emitter(IndexMath):
         self.mask: V | None = None
         self.partial = False  # no lane may be active
         self.piece: tuple[object, list[sympy.Expr], int] | None = None  # see `of_piece`
-        self.touching = False  # memory is only prefetched; loads give zeros
+        self.touching: Touch | None = None  # memory is only prefetched so; loads give zeros
         self._memo: list[dict[Any, V]] = [{}]
         self._checked: list[dict[Any, Index]] = [{}]  # of each scope, the positions that indices were found to stand for
 
@@ -200,7 +211,7 @@ class Emitter(IndexMath):
         fn, mem = self.fn, memory_type(dtype)
         if self.touching:
             if not at.uniform and at.vec is None and at.step == 1:
-                self._touch(p, at, mem)
+                self._touch(self.touching, p, at, mem)
             return self._to_register(fn.const(0, mem if at.uniform else fn.vec(mem)), dtype)
         if at.uniform:
             q = fn.gep(p, at.base, mem)
@@ -306,18 +317,27 @@ class Emitter(IndexMath):
         at = self.offset(self.times(self.flatten(idx, from_mlir(v).shape), 2), part)
         return self.load_memory(self.args.get(("pointer", v)), DTYPES[from_mlir(v).dtype.register], at)
 
-    def _touch(self, p: V, at: Index, mem: str, *, write: bool = False) -> None:
+    @contextmanager
+    def touches(self, how: Touch) -> Iterator[None]:
+        """Inside, memory is prefetched."""
+        self.touching = how
+        with self.scope():
+            yield
+        self.touching = None
+
+    def _touch(self, how: Touch, p: V, at: Index, mem: str, *, write: bool = False) -> None:
         """Prefetches the line of a vector's last byte: that of the first one is the last of the vector before, which tiles side by
         side have touched."""
         fn = self.fn
-        fn.prefetch(fn.gep(fn.gep(p, at.base, mem), fn.lanes * BITS[mem] // 8 - 1, I8), write=write)
+        last = fn.gep(fn.gep(p, at.base, mem), fn.lanes * BITS[mem] // 8 - 1, I8)
+        fn.prefetch(last, how.locality, write=write and how.write)
 
     def store(self, x: V, p: V, dtype: DType, at: Index) -> None:
         """Stores a register value; lanes outside the mask leave memory alone."""
         fn, mem = self.fn, memory_type(dtype)
         if self.touching:
             if at.vec is None and at.step == 1:
-                self._touch(p, at, mem, write=True)
+                self._touch(self.touching, p, at, mem, write=True)
             return
         raw = self.in_memory(x, dtype)
         if at.uniform:  # all lanes agree

@@ -14,6 +14,7 @@ __all__ = [
     "copy_cycles",
     "cycles_from_l3",
     "cycles_from_memory",
+    "comes_from_afar",
     "even_blocks",
     "grain_by_cycles",
     "grain_of",
@@ -115,6 +116,12 @@ def passes_caches(host: HostContext, nbytes: V) -> V:
     fn = host.fn
     leaves = fn.or_(fn.cmp("gt", nbytes, host.machine("l3_bytes")), l3_is_slow(host))
     return fn.and_(leaves, fn.cmp("gt", nbytes, fn.mul(host.l2_bytes, _CACHED_SHARE)))
+
+
+def comes_from_afar(host: HostContext, nbytes: V) -> V:
+    """Whether so many bytes that are read, and as many that are written, are best asked for ahead where the hardware doesn't expect
+    them: they leave the second-level cache."""
+    return host.fn.cmp("gt", nbytes, host.fn.mul(host.l2_bytes, 2))
 
 
 def update_cycles(host: HostContext) -> V:

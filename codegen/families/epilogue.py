@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot
+from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot, Touch
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.elementwise.rules import rounds_by_integers
 from dhlo.codegen.families.kernel import Checks, GroupKernel, finish, vectors
@@ -45,7 +45,7 @@ def lower_epilogue(
     symbol, touch = finish(k, "epilogue"), None
     if not k.lookups:
         toucher = GroupKernel(module, group, checks, EPILOGUE_ARGS, slots=k.args.slots)
-        toucher.em.touching = True
+        toucher.em.touching = Touch()
         _emit(toucher, anchor, place)
         touch = finish(toucher, "touch")
     return Epilogue(symbol, touch, k.args.slots, k.lookups, stores=_stored(k.yields, anchor.results[0]))

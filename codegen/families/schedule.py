@@ -81,8 +81,8 @@ class _Writer:
                 return {"buffer": self.workspace[0], "offset": _text(what)}
             case "constant" | "errors":
                 return {kind: what}
-            case "size":
-                return {"size": _text(what)}
+            case "size" | "far":
+                return {kind: _text(what)}
             case "float":
                 return {"real": _text(what)}
             case _:

@@ -141,6 +141,8 @@ class _Operations:
                 return host.cell(what)
             case "real":
                 return host.sizes.real(parse(what))
+            case "far":
+                return host.far(parse(what))
             case _:
                 return host.size(parse(what))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import sympy
 
 from dhlo.codegen.elementwise.emit import Slot
+from dhlo.codegen.families.box import comes_from_afar
 from dhlo.codegen.families.family import ChoiceFamily, Family
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.host.checked import CheckedFn
@@ -216,7 +217,13 @@ class HostProgram:
             return self.pointer(what)
         if kind == "errors":
             return self.cell(what)
+        if kind == "far":
+            return self.far(what)
         return self.size(what) if kind == "size" else self.sizes.real(what)
+
+    def far(self, nbytes: sympy.Expr) -> V:
+        """1 where so many bytes are worth asking for ahead, else 0."""
+        return self.fn.cast(comes_from_afar(self, self.size(nbytes)), I64, signed=False)
 
     def cell(self, check: int) -> V:
         """Where kernels report an index out of range: [index, size, flag], cleared in the entry block."""

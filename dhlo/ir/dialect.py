@@ -321,6 +321,7 @@ _ARGUMENTS: dict[frozenset[str], Callable[[Any], bool]] = {  # by the keys of a 
     frozenset({"buffer", "offset"}): lambda a: _is_int(a["buffer"]) and is_size(a["offset"]),
     frozenset({"constant"}): lambda a: _is_int(a["constant"]),
     frozenset({"size"}): lambda a: is_size(a["size"]) or _is_condition(a["size"]),
+    frozenset({"far"}): lambda a: is_size(a["far"]),
     frozenset({"real"}): lambda a: is_size(a["real"]),
     frozenset({"errors"}): lambda a: _is_int(a["errors"]),
 }

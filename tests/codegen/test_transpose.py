@@ -86,3 +86,28 @@ def test_tokens_as_images(dtype: torch.dtype, size: tuple[int, int]) -> None:
         for got, want in zip(model(*args), module(*args), strict=True):
             tolerance = 1e-2 if want.dtype == torch.bfloat16 else 1e-6
             torch.testing.assert_close(got, want, rtol=tolerance, atol=0, check_stride=False, equal_nan=True)
+
+
+class _Large(torch.nn.Module):
+    """What is turned and comes from memory: alone, in arithmetic, looked up, joined, narrower and wider."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> list[torch.Tensor]:
+        turned = x.transpose(1, 2)
+        out = [turned.contiguous(), turned + y, turned.relu() * y.sigmoid(), turned[:, index] + y, turned.to(torch.float64)]
+        return [*out, torch.cat([turned, y], 2), (turned * 4).to(torch.int8), turned.flip(1) - y, x.permute(2, 1, 0).contiguous()]
+
+
+@pytest.mark.parametrize("shape", [(2, 1301, 903), (1, 129, 20001), (701, 17, 203), (1, 2049, 1088)], ids=str)
+def test_memory_from_afar(shape: tuple[int, int, int]) -> None:
+    batch, rows, columns = shape
+    sizes = [Dim(name, min=0, max=1 << 20) for name in ("batch", "rows", "columns")]
+    b, m, n = sizes
+    module, dims = _Large(), ({0: b, 1: m, 2: n}, {0: b, 1: n, 2: m}, {0: n})
+    draw = [torch.randint(-9, 10, s).to(torch.float32) for s in (shape, (batch, columns, rows))]
+    args = (*draw, torch.randint(0, columns, (columns,)))
+    model = dhlo.compile(export(module, args, dynamic_shapes=dims))
+    for got, want in zip(model(*args), module(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6, check_stride=False)
+    wrong = (*draw, torch.full((columns,), columns))
+    with pytest.raises(dhlo.ContractError, match="out of range"):
+        model(*wrong)

@@ -19,6 +19,8 @@ BLOCK_ROWS: Final = 64
 _CHUNK: Final = 16
 # Elements of a row that lie so far apart are read by whole vectors: channels of an image whose pixels hold them side by side.
 _SPACES: Final = (2, 3, 4)
+# The cache to which memory is prefetched.
+_AHEAD: Final = 2
 T = TypeVar("T")
 _TYPES: Final = {1: "i8", 2: "i16", 4: "i32", 8: "i64", 16: "i128"}
 
@@ -157,9 +159,10 @@ class _Kernel:
         """A square block, whose rows are columns of the strided memory."""
         fn, ty = self.fn, vec(self.elem, self.lanes)
         (source, source_step), (to, to_step) = self._directed((there, self.step), (here, dense_apart))
-        if not self.copies_out:  # the next block, pieces of rows that hardware doesn't expect
-            for i in range(self.lanes, 2 * self.lanes):
-                fn.prefetch(fn.gep(source, fn.mul(source_step, i), self.elem))
+        # The next block, pieces of rows that hardware doesn't expect, to the second-level cache (see `Turned.blocks`).
+        for i in range(self.lanes):
+            fn.prefetch(fn.gep(there, fn.mul(self.step, self.lanes + i), self.elem), _AHEAD)
+            fn.prefetch(fn.gep(fn.gep(here, fn.mul(dense_apart, i), self.elem), 2 * self.lanes - 1, self.elem), _AHEAD)
         block = [fn.load(fn.gep(source, fn.mul(source_step, i), self.elem), ty, self.align) for i in range(self.lanes)]
         for i, x in enumerate(transpose_block(fn, block)):
             fn.store(x, fn.gep(to, fn.mul(to_step, i), self.elem), self.align)

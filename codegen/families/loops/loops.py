@@ -122,9 +122,11 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
     if merged:
         turned = Turned.of(k, (*shape[:lane], length))
     shared = Shared.of(k, shape, lane) if turned is None and not merged and outer else None
-    per_item = {d: fn.lanes if turned is not None and d == turned.dim else 1 for d in outer}
+    per_item = dict.fromkeys(outer, 1)
     if shared is not None:
         per_item[outer[-1]] = ROWS
+    if turned is not None:
+        per_item[turned.dim] = turned.along
     blocks = ceil_div(length, BLOCK)
     sizes = [*(ceil_div(shape[d], n) if n > 1 else shape[d] for d, n in per_item.items()), blocks]
     with rows(em, fn.args[1], fn.args[2], sizes) as item:
@@ -133,16 +135,14 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
         lo = fn.mul(em.position(block), BLOCK)
         hi = fn.min(fn.add(lo, BLOCK), fn.i64(em.size(length)))
         if turned is not None:
-            start = fn.mul(em.position(at.pop(turned.dim)), fn.lanes)
-            with fn.loop(lo, hi, fn.lanes) as lp, em.scope():
-                turned.block(at, start, Index(lp.iv, 1, multiple=fn.lanes), hi, store)
+            turned.blocks(at, lo, hi, store)
         elif merged:  # what is joined is so along a dim before, or within what is one
             vectors(em, lo, hi, lambda i: store({**at, lane: i}))
         elif shared is not None:
             _by_parts(k, shape, lane, lo, hi, shared.in_rows(at, outer[-1], store))
         else:
             _by_parts(k, shape, lane, lo, hi, lambda i: store({**at, lane: i}))
-    work = sympy.Min(length, BLOCK) * cost * max(per_item.values(), default=1)
+    work = sympy.Min(length, BLOCK) * cost * product([sympy.Min(shape[d], n) for d, n in per_item.items() if n > 1])
     scratch = sympy.Integer(turned.scratch_bytes if turned is not None else 0)
     return Launch(finish(k, "loops"), k.args.slots, product(sizes), work, scratch, k.lookups)
 

@@ -217,6 +217,7 @@ class Launch(_Statement, name="launch"):
         {buffer = n, offset = "e"}   the address of byte e of arena buffer n
         {constant = n}               the address of byte n of the constants
         {size = "e"}                 a size as i64, or 1 where a relation of sizes holds, else 0
+        {far = "e"}                  1 where e bytes, gone through once, are worth asking for ahead, else 0
         {real = "e"}                 a number as f64
         {errors = n}                 the address of the cell where the kernel reports what fails check n
     """
@@ -239,7 +240,7 @@ class Launch(_Statement, name="launch"):
         return []
 
     def mentions(self) -> set[str]:
-        texts = [a[what] for a in attr(self, "arguments") for what in ("size", "real", "offset") if what in a]
+        texts = [a[what] for a in attr(self, "arguments") for what in ("size", "far", "real", "offset") if what in a]
         return super().mentions() | {s for text in texts for s in symbols_of(parse(text))}
 
 

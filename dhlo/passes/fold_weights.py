@@ -1,4 +1,5 @@
-"""Evaluates ops on weights alone at compile time, and folds the scale of batch norm into convolution weights."""
+"""Evaluates ops on weights alone at compile time, and indices that are made of numbers, and folds the scale of batch norm into
+convolution weights."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ __all__ = ["fold_weights", "made_of_weights"]
 
 _FOLDABLE = (Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.GATHER, Kind.SOURCE)
 _GROWTH = 4096  # elements that a folded value may have beyond what it is made of
+# Indices of so many ops and more are folded, if these have no more elements, and all take one part in so many of the weights.
+_LEAST_STEPS, _MOST_ELEMENTS, _INDEX_SHARE = 6, 1 << 22, 32
 
 
 def fold_weights(module: Module, weights: dict[str, torch.Tensor]) -> None:
@@ -34,6 +37,7 @@ def fold_weights(module: Module, weights: dict[str, torch.Tensor]) -> None:
         for block in f.operation.regions[0].blocks:
             _scale_convolutions(block, weights)
             _fold(block, weights)
+            _fold_indices(block, weights)
 
 
 def _weight_of(v: Value) -> str | None:
@@ -66,6 +70,32 @@ def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
             continue
         value = op.reference([a.detach() for a in known], _static_size)[0].contiguous()
         _replace(op, value, weights)
+
+
+def _fold_indices(block: Block, weights: dict[str, torch.Tensor]) -> None:
+    """Evaluates what lookups take as indices, where many steps make them of numbers and weights: of relative positions, say, which
+    each head of each layer would compute anew."""
+    room, known = sum(w.nbytes for w in weights.values()) // _INDEX_SHARE, dict[Any, torch.Tensor | None]()
+    folded = dict[str, torch.Tensor]()
+    for take in [op for op in block.operations if isinstance(op, Take)]:
+        for v in list(take.operands)[1:]:
+            makers = _makers(v)
+            if len(makers) < _LEAST_STEPS or any(op is None or not _is_small(op) for op in makers):
+                continue
+            value = constant_of(v, weights, known)
+            if value is None:
+                continue
+            same = next((name for name, x in folded.items() if x.dtype == value.dtype and torch.equal(x, value)), None)
+            if same is not None or value.nbytes <= room:
+                room -= value.nbytes if same is None else 0
+                name = _replace(defining(v), value.contiguous(), weights, same)
+                folded[name] = weights[name]
+
+
+def _is_small(op: Any) -> bool:
+    """Whether what an op makes may be evaluated only to be thrown away."""
+    types = [from_mlir(v) for v in op.results]
+    return all(t.is_static and t.numel <= _MOST_ELEMENTS for t in types)
 
 
 def _convert_what_is_found(op: Any) -> None:
@@ -121,13 +151,15 @@ def _static_size(e: Any, exact: bool = False) -> int:
     return int(e)
 
 
-def _replace(op: Any, value: torch.Tensor, weights: dict[str, torch.Tensor]) -> None:
-    name = f"folded.{len(weights)}"
+def _replace(op: Any, value: torch.Tensor, weights: dict[str, torch.Tensor], name: str | None = None) -> str:
+    """Puts a weight in an op's place: a new one, or that of a `name`, which is the same. Returns its name."""
+    name = f"folded.{len(weights)}" if name is None else name
     weights[name] = value
     with ir.InsertionPoint(op.operation), op.location:
         w = build(Weight, [], {"name_": name}, results=[from_mlir(op.results[0])])
     op.results[0].replace_all_uses_with(w.results[0])
     op.operation.erase()
+    return name
 
 
 def _scale_convolutions(block: Block, weights: dict[str, torch.Tensor]) -> None:

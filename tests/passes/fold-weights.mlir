@@ -4,8 +4,9 @@
 !u = tensor<?x32xf32, #dhlo.shape<["k", "32"]>>
 module {
   // The scale of a normalisation moves into the convolution's weights, and everything made of weights alone is computed now.
+  // So are the indices of a lookup that take many steps: what reads few stays computed.
   // Experts are transposed now, as grouped products take matrices as they lie; others are read in place.
-  func.func @main(%x: !x, %t: !t, %o: tensor<2xi32>) -> (!y, !u, !u) {
+  func.func @main(%x: !x, %t: !t, %o: tensor<2xi32>) -> (!y, !u, !u, tensor<16x64xf32>, tensor<8x64xf32>) {
     %w = "dhlo.weight"() {name_ = "conv"} : () -> tensor<4x3x3x3xf32>
     %gain = "dhlo.weight"() {name_ = "gain"} : () -> tensor<4xf32>
     %var = "dhlo.weight"() {name_ = "var"} : () -> tensor<4xf32>
@@ -23,6 +24,14 @@ module {
     %l = "dhlo.weight"() {name_ = "linear"} : () -> tensor<32x64xf32>
     %q = "dhlo.transpose"(%l) {perm = [1, 0]} : (tensor<32x64xf32>) -> tensor<64x32xf32>
     %m = "dhlo.matmul"(%t, %q) : (!t, tensor<64x32xf32>) -> !u
-    return %y, %g, %m : !y, !u, !u
+    %i = "dhlo.iota"() {dim = 0 : i64, start = "0", step = "1"} : () -> tensor<8xi64>
+    %two = "dhlo.full"() {value = "2"} : () -> tensor<8xi64>
+    %j = "dhlo.mul"(%i, %two) : (tensor<8xi64>, tensor<8xi64>) -> tensor<8xi64>
+    %back = "dhlo.sub"(%j, %i) : (tensor<8xi64>, tensor<8xi64>) -> tensor<8xi64>
+    %odd = "dhlo.add"(%back, %two) : (tensor<8xi64>, tensor<8xi64>) -> tensor<8xi64>
+    %both = "dhlo.concat"(%j, %odd) {dim = 0 : i64} : (tensor<8xi64>, tensor<8xi64>) -> tensor<16xi64>
+    %many = "dhlo.take"(%l, %both) {at = 0 : i64, dims = [0], wrap = true} : (tensor<32x64xf32>, tensor<16xi64>) -> tensor<16x64xf32>
+    %few = "dhlo.take"(%l, %j) {at = 0 : i64, dims = [0], wrap = true} : (tensor<32x64xf32>, tensor<8xi64>) -> tensor<8x64xf32>
+    return %y, %g, %m, %many, %few : !y, !u, !u, tensor<16x64xf32>, tensor<8x64xf32>
   }
 }

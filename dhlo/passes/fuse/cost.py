@@ -26,9 +26,10 @@ Costs = dict[tuple[int, int], int]
 def worth_storing(g: Graph, op: Any, readers: set[int], costs: Costs) -> bool:
     """More than one group would repeat real work, or a broadcast would repeat it for every copy. Views are never stored for that:
     what they show is; but a transposed one whose elements are read several times, as neighbours in an image are, or that is joined
-    with other rows: each element would be gathered from another line."""
+    with other rows, or reduced with what lies otherwise: each element would be gathered from another line."""
     if isinstance(op, Transpose):
-        return _is_apart(op) and (_times_read(g, op.results[0]) > 1 or _is_stacked(g, op.results[0]))
+        v = op.results[0]
+        return _is_apart(op) and (_times_read(g, v) > 1 or _is_stacked(g, v) or _is_reduced_beside(g, v))
     if isinstance(op, (Full, Iota, Reshape, Slice, Broadcast)):
         return False
     cost = subtree_cost(g, op, costs)
@@ -90,6 +91,31 @@ def _is_stacked(g: Graph, v: Value, depth: int = 8) -> bool:
         if isinstance(user, Reshape) or kind_of(user) is Kind.ELEMENTWISE:
             if u not in g.unit and _is_stacked(g, user.results[0], depth - 1):
                 return True
+    return False
+
+
+def _is_reduced_beside(g: Graph, v: Value, beside: bool = False, depth: int = 8) -> bool:
+    """Arithmetic with what lies straight in memory, and reshapes, lead from v to a reduction. (Of what is transposed alone
+    `late-transposes` has made reductions of what was there before.)"""
+    for u in g.users(v) if depth else ():
+        user = g.ops[u]
+        if kind_of(user) is Kind.REDUCTION:
+            if beside:
+                return True
+        elif isinstance(user, Reshape) or kind_of(user) is Kind.ELEMENTWISE:
+            others = [x for x in g.operands[u] if x != v]
+            if _is_reduced_beside(g, user.results[0], beside or any(_lies_straight(g, x) for x in others), depth - 1):
+                return True
+    return False
+
+
+def _lies_straight(g: Graph, v: Value, depth: int = 8) -> bool:
+    """A value in memory, or arithmetic with one; not a view of it."""
+    p = g.producer(v)
+    if p is None or not kind_of(g.ops[p]).pullable:
+        return True
+    if kind_of(g.ops[p]) is Kind.ELEMENTWISE or isinstance(g.ops[p], Reshape):
+        return depth > 0 and any(_lies_straight(g, x, depth - 1) for x in g.operands[p])
     return False
 
 

@@ -19,6 +19,8 @@
     narrow-images     images of convolutions are stored in the type that they are rounded to
     narrow-products   products of f16 read both sides as they lie in memory
     matrix-vectors    products with one column, or of one row with rows, are sums: matmul -> mul, reduce
+    window-slices     pools and depthwise convolutions of images with channels last: pool of transpose -> max or sum of slices
+    paired-transposes arithmetic between two transpositions that turn back: transpose of functions of transpose -> functions
     pooled-blocks     averages over windows side by side are sums of blocks, and of all of an image: pool -> reduce
     short-reductions  what combines a few elements along the last dim is written out: reduce -> slices, add
     turned-joins      joins of values that lie across are made as these lie: concat of transpose -> transpose of concat
@@ -97,6 +99,7 @@ from dhlo.passes.narrow_images import narrow_images
 from dhlo.passes.narrow_products import narrow_products
 from dhlo.passes.own_results import own_results
 from dhlo.passes.page_caches import page_caches
+from dhlo.passes.paired_transposes import paired_transposes
 from dhlo.passes.pooled_blocks import pooled_blocks
 from dhlo.passes.quantise_caches import quantise_caches
 from dhlo.passes.quantise_weights import quantise_weights
@@ -112,6 +115,7 @@ from dhlo.passes.stage_inputs import stage_inputs
 from dhlo.passes.turned_joins import turned_joins
 from dhlo.passes.update_parts import update_parts
 from dhlo.passes.widen_chains import widen_chains
+from dhlo.passes.window_slices import window_slices
 from dhlo.shape_infer.verify import misused_symbol
 
 __all__ = [
@@ -215,6 +219,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("narrow-images", plain(narrow_images)),
     Pass("narrow-products", plain(narrow_products)),
     Pass("matrix-vectors", plain(matrix_vectors)),
+    Pass("window-slices", window_slices),
+    Pass("paired-transposes", plain(paired_transposes)),
     Pass("pooled-blocks", plain(pooled_blocks)),
     Pass("short-reductions", plain(short_reductions)),
     Pass("turned-joins", plain(turned_joins)),

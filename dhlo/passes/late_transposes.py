@@ -18,7 +18,7 @@ from dhlo.ir.types import from_mlir
 from dhlo.passes.replace import replace_each
 from dhlo.shape_infer.views import reshape_groups
 
-__all__ = ["in_operand_order", "late_transposes"]
+__all__ = ["across", "in_operand_order", "late_transposes"]
 
 Perm = list[int]
 
@@ -31,7 +31,7 @@ def late_transposes(module: Module) -> None:
 
 
 def _moved(op: Pad | Slice | Reverse) -> Value | None:
-    found = _across(op.operands[0])
+    found = across(op.operands[0])
     if found is None:
         return None
     x, perm = found[0](), found[1]
@@ -54,7 +54,7 @@ def _reduced(op: Reduce) -> Value | None:
             return None
         functions.append(defining(v))
         v = moving
-    found = _across(v)
+    found = across(v)
     if found is None or _read_elsewhere(v):
         return None
     x, perm = found[0](), found[1]
@@ -112,7 +112,7 @@ def _read_elsewhere(v: Value) -> bool:
     return len(list(v.uses)) > 1 or isinstance(made_by, Reshape) and _read_elsewhere(made_by.operands[0])
 
 
-def _across(v: Value) -> tuple[Callable[[], Value], Perm] | None:
+def across(v: Value) -> tuple[Callable[[], Value], Perm] | None:
     """What makes the value that v is a transposed view of, and how it is transposed; None if v isn't, or has the same last dim."""
     op: Any = defining(v)
     if isinstance(op, Transpose):

@@ -14,9 +14,10 @@ from dhlo.ir.dialect import attr, build
 from dhlo.ir.handles import Module, Value
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import AdaptivePool, Pool, Reduce
-from dhlo.ir.ops.movement import Full, Reshape, Slice
+from dhlo.ir.ops.movement import Full, Reshape, Slice, Transpose
 from dhlo.ir.symbols import FloorDiv, product, show
 from dhlo.ir.types import DTYPES, from_mlir
+from dhlo.passes.late_transposes import across, in_operand_order
 from dhlo.passes.replace import replace_each
 
 __all__ = ["pooled_blocks"]
@@ -39,14 +40,20 @@ def _blocks(op: Pool) -> Value | None:
         return None
     if any((o - FloorDiv(s - k, k) - 1) != 0 for o, s, k in zip(out.shape[-n:], places, window, strict=True)):
         return None  # windows that reach beyond the image
-    x, lead = op.operands[0], t.shape[:-n]
+    found = across(op.operands[0])  # sums of what lies across would gather each element from another line
+    x, perm = (op.operands[0], list(range(t.rank))) if found is None else (found[0](), found[1])
+    order = in_operand_order(perm, range(t.rank))  # of each dim of x, which of the image's it is
     if any(c != s for c, s in zip(cut, places, strict=True)):
         whole = {"starts": ["0"] * t.rank, "steps": [1] * t.rank}
-        x = build(Slice, [x], whole, results=[t.with_shape([*lead, *cut])]).results[0]
-    split = [s for o, k in zip(out.shape[-n:], window, strict=True) for s in (o, sympy.Integer(k))]
-    x = build(Reshape, [x], results=[t.with_shape([*lead, *split])]).results[0]
+        shape = in_operand_order(perm, [*t.shape[:-n], *cut])
+        x = build(Slice, [x], whole, results=[t.with_shape(shape)]).results[0]
+    blocks = dict(zip(range(t.rank - n, t.rank), window, strict=True))
+    split = [[out.shape[d], sympy.Integer(blocks[d])] if d in blocks else [t.shape[d]] for d in order]
+    x = build(Reshape, [x], results=[t.with_shape([s for part in split for s in part])]).results[0]
+    inner = [sum(len(part) for part in split[: k + 1]) - 1 for k, d in enumerate(order) if d in blocks]
     by = attr(op, "divisor") or int(sympy.prod(window))
-    return _average(x, [len(lead) + 2 * i + 1 for i in range(n)], sympy.Integer(by), out.shape)
+    y = _average(x, inner, sympy.Integer(by), in_operand_order(perm, out.shape))
+    return y if found is None else build(Transpose, [y], {"perm": perm}).results[0]
 
 
 def _whole(op: AdaptivePool) -> Value | None:

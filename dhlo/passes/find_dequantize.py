@@ -313,7 +313,7 @@ class _Finder:
             return None  # a parameter; codes are only repeated to be unpacked
         if isinstance(op, Take):
             rest = [r for v in list(op.operands)[1:] if (r := self._constant(v)) is not None]
-            if len(rest) + 1 < len(op.operands):
+            if len(rest) + 1 < len(op.operands) or not op.in_range([first.q, *rest]):
                 return None
             return first.moved(lambda t: op.reference([t, *rest], _static)[0])
         if len(coded) == 1:
@@ -401,8 +401,10 @@ def _evaluate(v: Value, weights: Weights, known: dict[Any, torch.Tensor | None])
     operands = _operands(v)
     if not operands and not (isinstance(op, Iota) and not op.mentions()):
         return None
-    args = [known[x] for x in operands]
-    if any(a is None for a in args):
+    args = [a for x in operands if (a := known[x]) is not None]
+    if len(args) < len(operands):
+        return None
+    if isinstance(op, Take) and not op.in_range(args):
         return None
     out: torch.Tensor = op.reference(args, _static)[0]
     return out

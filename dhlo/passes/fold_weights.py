@@ -26,8 +26,9 @@ __all__ = ["fold_weights", "made_of_weights"]
 
 _FOLDABLE = (Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.GATHER, Kind.SOURCE)
 _GROWTH = 4096  # elements that a folded value may have beyond what it is made of
-# Indices of so many ops and more are folded, if these have no more elements, and all take one part in so many of the weights.
-_LEAST_STEPS, _MOST_ELEMENTS, _INDEX_SHARE = 6, 1 << 22, 32
+# Indices of so many ops and more are folded, if these have no more elements in all, and all indices take one part in so many of
+# the weights.
+_LEAST_STEPS, _MOST_ELEMENTS, _INDEX_SHARE = 6, 1 << 24, 32
 
 
 def fold_weights(module: Module, weights: dict[str, torch.Tensor]) -> None:
@@ -68,6 +69,8 @@ def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
             continue
         if int(from_mlir(op.results[0]).numel) > max(a.numel() for a in known) + _GROWTH:
             continue
+        if isinstance(op, Take) and not op.in_range(known):
+            continue  # the call fails
         value = op.reference([a.detach() for a in known], _static_size)[0].contiguous()
         _replace(op, value, weights)
 
@@ -75,14 +78,14 @@ def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
 def _fold_indices(block: Block, weights: dict[str, torch.Tensor]) -> None:
     """Evaluates what lookups take as indices, where many steps make them of numbers and weights: of relative positions, say, which
     each head of each layer would compute anew."""
-    room, known = sum(w.nbytes for w in weights.values()) // _INDEX_SHARE, dict[Any, torch.Tensor | None]()
+    whole = room = sum(w.nbytes for w in weights.values()) // _INDEX_SHARE
     folded = dict[str, torch.Tensor]()
     for take in [op for op in block.operations if isinstance(op, Take)]:
         for v in list(take.operands)[1:]:
-            makers = _makers(v)
-            if len(makers) < _LEAST_STEPS or any(op is None or not _is_small(op) for op in makers):
+            t, makers = from_mlir(v), _makers(v)
+            if len(makers) < _LEAST_STEPS or not t.is_static or t.numel * t.dtype.bytes > whole or not _is_arithmetic(makers):
                 continue
-            value = constant_of(v, weights, known)
+            value = constant_of(v, weights, {})
             if value is None:
                 continue
             same = next((name for name, x in folded.items() if x.dtype == value.dtype and torch.equal(x, value)), None)
@@ -92,10 +95,12 @@ def _fold_indices(block: Block, weights: dict[str, torch.Tensor]) -> None:
                 folded[name] = weights[name]
 
 
-def _is_small(op: Any) -> bool:
-    """Whether what an op makes may be evaluated only to be thrown away."""
-    types = [from_mlir(v) for v in op.results]
-    return all(t.is_static and t.numel <= _MOST_ELEMENTS for t in types)
+def _is_arithmetic(makers: list[Any]) -> bool:
+    """Whether ops are of static sizes, small enough to be evaluated, and none of them looks anything up, which may fail."""
+    if any(op is None or op.kind is Kind.GATHER for op in makers):
+        return False
+    types = [from_mlir(v) for op in makers for v in op.results]
+    return all(t.is_static for t in types) and sum(int(t.numel) for t in types) <= _MOST_ELEMENTS
 
 
 def _convert_what_is_found(op: Any) -> None:

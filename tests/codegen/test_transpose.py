@@ -94,6 +94,7 @@ class _Large(torch.nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> list[torch.Tensor]:
         turned = x.transpose(1, 2)
         out = [turned.contiguous(), turned + y, turned.relu() * y.sigmoid(), turned[:, index] + y, turned.to(torch.float64)]
+        out += [torch.complex(x, x.abs()).transpose(1, 2).contiguous(), torch.complex(turned, y)]
         return [*out, torch.cat([turned, y], 2), (turned * 4).to(torch.int8), turned.flip(1) - y, x.permute(2, 1, 0).contiguous()]
 
 

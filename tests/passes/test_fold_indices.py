@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
 
 import dhlo
 
+fold_weights = importlib.import_module("dhlo.passes.fold_weights")
 SIDE = 7
 
 
@@ -57,3 +61,43 @@ def test_indices_of_all_layers_are_one_constant() -> None:
 
 def test_indices_that_weigh_too_much_are_computed() -> None:
     assert "dhlo.iota" in compiled(32).planned
+
+
+@pytest.mark.parametrize("wrong", [-1, 64])
+def test_lookups_in_an_index_that_fail_fail_in_the_call(wrong: int) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(64, 512), requires_grad=False)
+            self.register_buffer("places", torch.tensor([3, wrong, 5]))
+            self.register_buffer("numbers", torch.arange(64))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            made = torch.index_select(torch.arange(64) * 2 + 1, 0, self.places)
+            return x + self.table[(made * 2 + 1) % 64].sum(), x + torch.index_select(self.numbers, 0, self.places).sum()
+
+    model = dhlo.compile(export(Model(), (torch.randn(3),), dynamic_shapes=({0: Dim("n", max=64)},)))
+    with pytest.raises(dhlo.ContractError, match="out of range"):
+        model(torch.randn(5))
+
+
+def test_long_chains_that_weigh_too_much_arent_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def evaluated(*args: object) -> None:
+        raise AssertionError("evaluated")
+
+    monkeypatch.setattr(fold_weights, "constant_of", evaluated)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(64), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            i = torch.arange(300)[:, None] * torch.arange(300)
+            for k in range(9):
+                i = (i * 3 + k) % 64
+            return x + self.table[i].sum()
+
+    x, module = torch.randn(3), Model()
+    model = dhlo.compile(export(module, (x,), dynamic_shapes=({0: Dim("n", max=64)},)))
+    torch.testing.assert_close(model(x), module(x), rtol=1e-4, atol=1e-3)

@@ -101,11 +101,12 @@ def nested(k: GroupKernel, values: list[Value], cost: int, put: Callable[[list[V
             at = {**at, **dict(zip(merged, as_one(at[merged[0]], shape[merged[0] :]), strict=True))}
         idx = [at.get(d, em.zero) for d in range(len(shape))]
         if put is not None:
-            put([em.value(v, idx) for v in values], em.flatten(idx, shape))
+            x = [em.value(v, idx) for v in values]
+            if em.touching is None:  # nothing says where it stores
+                put(x, em.flatten(idx, shape))
             return
         for r, v in enumerate(values):
-            x = em.value(v, idx)
-            em.store(x, k.result_pointer(r), from_mlir(v).dtype, em.flatten(idx, shape))
+            em.store(em.value(v, idx), k.result_pointer(r), from_mlir(v).dtype, em.flatten(idx, shape))
 
     if not dims:
         with fn.loop(fn.args[1], fn.args[2]), em.scope():

@@ -361,6 +361,12 @@ class Take(Op, name="take"):
             raise TypeError_(f"{at} is no place among {len(rest)} dims")
         return [x.with_shape([*rest[:at], *index[0].shape, *rest[at:]])]
 
+    def in_range(self, args: Args) -> bool:
+        """Whether a call with these operands wouldn't fail."""
+        sizes = [args[0].shape[d] for d in attr(self, "dims")]
+        least = [-n if attr(self, "wrap") else 0 for n in sizes]
+        return all(bool(((i.long() >= lo) & (i.long() < n)).all()) for i, lo, n in zip(args[1:], least, sizes, strict=True))
+
     def reference(self, args: Args, sizes: Any) -> Args:
         x, index, dims, at = args[0], args[1:], attr(self, "dims"), attr(self, "at")
         rest = [d for d in range(x.dim()) if d not in dims]

@@ -66,6 +66,11 @@ def _frames(channels: int, window: int, stride: int) -> Callable[[Tensor], Tenso
     return lambda x: F.conv1d(x, weight, stride=stride)
 
 
+def _channels_last(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of an image, of one whose channels lie last."""
+    return lambda x: f(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
 def _tokens(f: Callable[..., Tensor], side: int = 28) -> Callable[..., Tensor]:
     """A function of an image that tokens make up, and of others."""
     return lambda x, *more: f(x.transpose(1, 2).reshape(x.shape[0], x.shape[2], side, side), *more)
@@ -130,6 +135,16 @@ def rows() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "image of tokens beside another": (_tokens(lambda x, y: torch.cat([x, y], 1), 64), (r(2, 4096, 256), r(2, 256, 64, 64))),
         "mean of an image of tokens": (_tokens(lambda x: x.mean((2, 3))), (r(2, 784, 192),)),
         "padded image of tokens": (_tokens(lambda x: F.pad(x, (1, 1, 1, 1))), (r(2, 784, 192),)),
+        "maximum of 2 x 2 of an image of tokens": (_tokens(lambda x: F.max_pool2d(x, 2)), (r(2, 784, 192),)),
+        "average of 3 x 3 of an image of tokens": (_tokens(lambda x: F.avg_pool2d(x, 3, 1, 1)), (r(2, 784, 192),)),
+        "average of 7 x 7 of an image of tokens": (_tokens(lambda x: F.avg_pool2d(x, 7)), (r(2, 784, 192),)),
+        "maximum of 3 x 3, channels last": (_channels_last(lambda x: F.max_pool2d(x, 3, 2, 1)), (r(4, 112, 112, 64),)),
+        "softmax of transposed tokens and others": (
+            lambda x, y: (x.transpose(1, 2) + y).softmax(-1),
+            (r(2, 196, 192), r(2, 192, 196)),
+        ),
+        "sum of transposed tokens and others": (lambda x, y: (x.transpose(1, 2) + y).sum(-1), (r(16, 500, 512), r(16, 512, 500))),
+        "transposed, 16 MB": (lambda x: x.t().contiguous(), (r(2000, 2000),)),
         "gated tokens, transposed": (lambda x: F.glu(x.transpose(1, 2), 1), (r(2, 784, 384),)),
         "shift of relative scores": (_relative, (r(4, 400, 400),)),
         "bincount": (lambda x: torch.bincount(x, minlength=1000), (torch.randint(0, 1000, (1_000_000,)),)),

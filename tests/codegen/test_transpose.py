@@ -112,3 +112,29 @@ def test_memory_from_afar() -> None:
             torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6, check_stride=False)
         with pytest.raises(dhlo.ContractError, match="out of range"):
             model(x, y, index + 1 + index.max())
+
+
+class _Reduced(torch.nn.Module):
+    """What is turned, reduced with what isn't, along each dim and along all; and functions of rows of both."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        z = x.transpose(1, 2)
+        out = [(z + y).sum(-1), (z * y).sum(1), (z - y).abs().amax(-1), (z * y).sum((1, 2)), (z + y).softmax(-1), (y - z).mean(0)]
+        out += [F.layer_norm(z + y, (y.shape[2],)), F.cosine_similarity(z, y, -1), (z + y.sigmoid()).var(-1)]
+        out.append(torch.where(y > 0, z, y).sum(2))
+        return [*out, (z.reshape(z.shape[0], -1) + y.flatten(1)).sum(1), (z + y) * (z + y).norm(dim=1, keepdim=True)]
+
+
+def test_reduced_beside_what_lies_straight() -> None:
+    torch.manual_seed(0)
+
+    def draw(batch: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(batch, rows, columns), torch.randn(batch, columns, rows)
+
+    b, m, n = (Dim(name, min=2, max=1 << 12) for name in ("batch", "rows", "columns"))
+    module = _Reduced()
+    model = dhlo.compile(export(module, draw(3, 4, 5), dynamic_shapes=({0: b, 1: m, 2: n}, {0: b, 1: n, 2: m})))
+    for shape in [(2, 2, 2), (3, 17, 16), (2, 33, 130), (5, 15, 2), (2, 2, 31), (2, 700, 513)]:
+        args = draw(*shape)
+        for got, want in zip(model(*args), module(*args), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, check_stride=False)

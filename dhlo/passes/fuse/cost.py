@@ -94,18 +94,24 @@ def _is_stacked(g: Graph, v: Value, depth: int = 8) -> bool:
     return False
 
 
-def _is_reduced_beside(g: Graph, v: Value, beside: bool = False, depth: int = 8) -> bool:
-    """Arithmetic with what lies straight in memory, and reshapes, lead from v to a reduction. (Of what is transposed alone
-    `late-transposes` has made reductions of what was there before.)"""
-    for u in g.users(v) if depth else ():
-        user = g.ops[u]
-        if kind_of(user) is Kind.REDUCTION:
-            if beside:
+def _is_reduced_beside(g: Graph, v: Value) -> bool:
+    """Arithmetic with what lies straight in memory, and reshapes, none of which has a loop of its own, lead from v to a reduction.
+    (Of what is transposed alone `late-transposes` has made reductions of what was there before.)"""
+    todo, seen = [(v, False)], {(v, False)}
+    while todo:
+        v, beside = todo.pop()
+        for u in g.users(v):
+            user = g.ops[u]
+            if kind_of(user) is Kind.REDUCTION and beside:
                 return True
-        elif isinstance(user, Reshape) or kind_of(user) is Kind.ELEMENTWISE:
-            others = [x for x in g.operands[u] if x != v]
-            if _is_reduced_beside(g, user.results[0], beside or any(_lies_straight(g, x) for x in others), depth - 1):
-                return True
+            unit = g.unit.get(u)
+            elsewhere = unit is not None and unit.anchor is not Kind.REDUCTION
+            if elsewhere or not isinstance(user, Reshape) and kind_of(user) is not Kind.ELEMENTWISE:
+                continue
+            after = user.results[0], beside or any(_lies_straight(g, x) for x in g.operands[u] if x != v)
+            if after not in seen:
+                seen.add(after)
+                todo.append(after)
     return False
 
 

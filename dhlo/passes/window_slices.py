@@ -155,13 +155,17 @@ def _depthwise(op: Conv, weights: dict[str, torch.Tensor]) -> Value | None:
 
 def _is_turned_back(v: Value) -> bool:
     """Whether all that reads v, through arithmetic and reshapes, is a transposition that ends in v's dim 1."""
-    users = [use.owner.operation.opview for use in v.uses]
-    for user in users:
-        if isinstance(user, Transpose):
-            if from_mlir(user.results[0]).shape[-1] != from_mlir(v).shape[1]:
+    todo, seen, channels = [v], {v}, from_mlir(v).shape[1]
+    found = False
+    while todo:
+        for user in (use.owner.operation.opview for use in todo.pop().uses):
+            if isinstance(user, Transpose):
+                if from_mlir(user.results[0]).shape[-1] != channels:
+                    return False
+                found = True
+            elif not (isinstance(user, Reshape) or getattr(user, "kind", None) is Kind.ELEMENTWISE):
                 return False
-        elif not (isinstance(user, Reshape) or getattr(user, "kind", None) is Kind.ELEMENTWISE):
-            return False
-        elif not _is_turned_back(user.results[0]):
-            return False
-    return bool(users)
+            elif user.results[0] not in seen:
+                seen.add(user.results[0])
+                todo.append(user.results[0])
+    return found

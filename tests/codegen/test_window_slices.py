@@ -165,3 +165,23 @@ def test_depthwise(name: str, channels: int) -> None:
         tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 3e-2}[dtype]
         for got, want in zip(model(x), module(x), strict=True):
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True, check_stride=False)
+
+
+def test_what_many_paths_lead_to() -> None:
+    """Each step reads the one before twice."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(16, 16, 3, padding=1, groups=16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x.permute(0, 3, 1, 2))
+            for _ in range(60):
+                y = y * y.sigmoid() + y
+            return y.permute(0, 2, 3, 1)
+
+    module = Model().eval().requires_grad_(False)
+    model = dhlo.compile(export(module, (torch.randn(2, 5, 6, 16),), dynamic_shapes=({d: Dim.AUTO for d in range(3)},)))
+    x = torch.randn(1, 9, 4, 16)
+    torch.testing.assert_close(model(x), module(x), rtol=1e-3, atol=1e-3, equal_nan=True, check_stride=False)

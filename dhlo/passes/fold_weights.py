@@ -17,6 +17,7 @@ from dhlo.ir.ops.elementwise import Convert, Mul
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Take, Transpose, Weight, number
 from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.ops.sequence import GroupedMatmul
+from dhlo.ir.rising import rises
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.find_dequantize import constant_of
@@ -77,22 +78,24 @@ def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
 
 def _fold_indices(block: Block, weights: dict[str, torch.Tensor]) -> None:
     """Evaluates what lookups take as indices, where many steps make them of numbers and weights: of relative positions, say, which
-    each head of each layer would compute anew."""
+    each head of each layer would compute anew; not those that rise along their last dim, which loops know by how they are made."""
     whole = room = sum(w.nbytes for w in weights.values()) // _INDEX_SHARE
-    folded = dict[str, torch.Tensor]()
+    folded, found = dict[str, torch.Tensor](), dict[Any, None]()
     for take in [op for op in block.operations if isinstance(op, Take)]:
         for v in list(take.operands)[1:]:
             t, makers = from_mlir(v), _makers(v)
-            if len(makers) < _LEAST_STEPS or not t.is_static or t.numel * t.dtype.bytes > whole or not _is_arithmetic(makers):
-                continue
-            value = constant_of(v, weights, {})
-            if value is None:
-                continue
-            same = next((name for name, x in folded.items() if x.dtype == value.dtype and torch.equal(x, value)), None)
-            if same is not None or value.nbytes <= room:
-                room -= value.nbytes if same is None else 0
-                name = _replace(defining(v), value.contiguous(), weights, same)
-                folded[name] = weights[name]
+            small = t.is_static and t.numel * t.dtype.bytes <= whole
+            if len(makers) >= _LEAST_STEPS and small and _is_arithmetic(makers) and not rises(v):
+                found[v] = None
+    for v in found:  # all that are, before one of them is no step of another any more
+        value = constant_of(v, weights, {})
+        if value is None:
+            continue
+        same = next((name for name, x in folded.items() if x.dtype == value.dtype and torch.equal(x, value)), None)
+        if same is not None or value.nbytes <= room:
+            room -= value.nbytes if same is None else 0
+            name = _replace(defining(v), value.contiguous(), weights, same)
+            folded[name] = weights[name]
 
 
 def _is_arithmetic(makers: list[Any]) -> bool:

@@ -121,7 +121,7 @@ def passes_caches(host: HostContext, nbytes: V) -> V:
 def comes_from_afar(host: HostContext, nbytes: V) -> V:
     """Whether so many bytes that are read, and as many that are written, are best asked for ahead where the hardware doesn't expect
     them: they leave the second-level cache."""
-    return host.fn.cmp("gt", nbytes, host.fn.mul(host.l2_bytes, 2))
+    return host.fn.cmp("gt", nbytes, host.fn.mul(host.l2_bytes, _CACHED_SHARE))
 
 
 def update_cycles(host: HostContext) -> V:

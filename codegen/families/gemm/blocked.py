@@ -104,10 +104,11 @@ class _Kernel:
         self.packing: str | None = None
         if isinstance(source, StridedPanels) and packs_on_the_way(elem):
             self.packing = emit_packing_table(module, elem, rows=rows, placed=placed, spec=spec)
-        self.shared: tuple[str, str] | None = None  # micro-kernels of those that share what they fetch, and of those that pack
-        if self.packing is not None and spec.per_panel == 1 and not parts and not rows:  # whose addresses leave no register
-            tables = (emit_shared_table(module, elem, placed=placed, spec=spec, packing=packing) for packing in (False, True))
-            self.shared = next(tables), next(tables)
+        # Micro-kernels of those that share what they fetch, and of those that pack.
+        self.shared: tuple[str, str | None] | None = None
+        if self._shares():
+            tables = (emit_shared_table(module, packed, placed=placed, spec=spec, packing=packing) for packing in (False, True))
+            self.shared = next(tables), next(tables) if self.packing is not None else None
         self.fn = fn = kernel_fn(module, name)
         types = [PTR, *[I64] * 4, *source.args, *[I64] * 13, *[PTR] * 5]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
@@ -126,6 +127,13 @@ class _Kernel:
         self.chunks = fn.max(fn.divu(fn.add(self.steps, fn.sub(self.kc, 1)), self.kc), 1)
         if parts:
             self._store_parts()
+
+    def _shares(self) -> bool:
+        """Whether a panel's tiles share what they fetch of the next one: of a B that they pack as it comes, and of panels that are
+        wider than tiles, of which each would ask for every line again and again."""
+        if self.parts or self.rows or self.spec.matrices:  # addresses of rows leave no register
+            return False
+        return self.packing is not None or self.source.in_place and self.spec.per_panel > 1
 
     def _store_parts(self) -> None:
         """Makes the epilogue one that stores sums of parts."""
@@ -267,6 +275,9 @@ class _Kernel:
                 a += [self.column_sums, i.iv]
             if self.source.in_place:
                 fetch = [fn.gep(later, fn.mul(i.iv, slice_bytes), I8), later_step, zero, zero]
+                if sharing is not None:
+                    at = fn.select(sharing.shares, later, fetch[0]), fn.select(sharing.shares, self.row_bytes, later_step)
+                    fetch = [*at, *sharing.share(i.iv)]
             else:
                 lead, share = fn.cmp("eq", i.iv, 0), (zero, zero)
                 if sharing is not None:  # narrow tiles, which don't share, leave it to the first one
@@ -287,7 +298,8 @@ class _Kernel:
                 kernels, b = calls.either(packs, variants, panel)
                 calls.emit(kernels, a, b, tile, place, spec.nr(elem), fetch, following)
             else:
-                calls.emit_across(a, panel, tile, place, fetch, following, packs=packs, slices=self.source.in_place)
+                slices = self.source.in_place
+                calls.emit_across(a, panel, tile, place, fetch, following, packs=packs, slices=slices, sharing=sharing)
 
     def _calls(self, steps: V, half: V | None, chunk: V | None, sharing: Sharing | None, near: V) -> TileCalls:
         """What tiles of so many steps, and perhaps a `half` one, call, whether they share a panel or prefetch what is `near`."""
@@ -296,9 +308,10 @@ class _Kernel:
             table = fn.select(near, fn.address_of(self.near), table)
 
         def either(table: V, packing: int) -> V:
-            if self.shared is None or sharing is None:
+            shared = None if self.shared is None else self.shared[packing]
+            if shared is None or sharing is None:
                 return table
-            return fn.select(sharing.shares, fn.address_of(self.shared[packing]), table)
+            return fn.select(sharing.shares, fn.address_of(shared), table)
 
         adds, last, accumulate, touches = None, None, fn.i64(0), self.touches
         if chunk is not None:

@@ -105,7 +105,7 @@ def emit_microkernel(
     vectors = 1 if narrow else spec.columns(elem, mr) // spec.lanes(elem)
     memory = _tile_memory(fn, elem, spec, mr, vectors, tile, placed, where)
     start = memory.start(accumulate)
-    fetched: _Ahead | _Share = _Share(fn, ahead, ahead_step, begin, pace, max(spec.row_bytes(elem) // LINE_BYTES, 1))
+    fetched: _Ahead | _Share = _Share.of(fn, elem, spec, ahead, ahead_step, begin, pace)
     if not shared:
         once = near or packing and spec.per_panel == 1 or not spec.target.loses_prefetches
         fetched = _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step, near=near, once=once)
@@ -189,7 +189,9 @@ def emit_shared_table(module: KernelModule, elem: str, *, placed: str | None, sp
     """Emits variants that share what they fetch, and a constant table of them, entry mr - 1 for mr rows; returns its symbol. They
     are of as many rows as at least `SHARING_PANELS` row panels of nearly equal height have."""
     high = spec.rows(elem)
-    least = max((high * (SHARING_PANELS - 1) + 1) // SHARING_PANELS, least_packing(elem, spec))
+    least = (high * (SHARING_PANELS - 1) + 1) // SHARING_PANELS
+    if packing:
+        least = max(least, least_packing(elem, spec))
     return _emit_table(module, elem, range(least, high + 1), spec, rows=False, placed=placed, packing=packing, shared=True)
 
 
@@ -269,9 +271,18 @@ class _Share:
     begin: V
     pace: V
     lines: int
+    every: int
+
+    @classmethod
+    def of(cls, fn: Fn, elem: str, spec: TileSpec, address: V, step: V, begin: V, pace: V) -> _Share:
+        """Of the rows of a panel, whose tiles are so many that a line every few units doesn't fall behind."""
+        lines = max(spec.row_bytes(elem) // LINE_BYTES, 1)
+        return cls(fn, address, step, begin, pace, lines, max(SHARING_PANELS * spec.per_panel // lines, 1))
 
     def unit(self, k: V, u: int) -> None:
-        """Prefetches the line of the unit `u` on from k."""
+        """Prefetches the line of the unit `u` on from k, unless one before fetches it."""
+        if u % self.every:
+            return
         fn, each = self.fn, self.lines.bit_length() - 1
         at = fn.add(self.begin, fn.mul(fn.add(k, u) if u else k, self.pace))
         row = fn.gep(self.address, fn.mul(fn.shr(at, FETCH_BITS + each), self.step), I8)

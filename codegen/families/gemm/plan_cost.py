@@ -144,7 +144,7 @@ class RightSide:
             return self.fn.const(1, I1)
         fn = self.fn
         few_rows = self.few_rows
-        if self.spec.per_panel == 1:  # tiles that share what they fetch
+        if self.spec.per_panel == 1:  # found of tiles as wide as panels
             few_rows = fn.or_(few_rows, fn.and_(self.once, fn.cmp("le", uses, 1)))
         few = fn.and_(fn.cmp("le", uses, _FEW_USES), few_rows)
         if self.by_tiles is None:

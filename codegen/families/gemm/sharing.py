@@ -22,14 +22,15 @@ class Sharing:
     shares: V
     pace: V  # lines that each unit of k fetches, in parts of 2^FETCH_BITS
     each: V  # the same, of a tile
+    per_panel: int  # tiles side by side
 
     @classmethod
     def of(cls, fn: Fn, elem: str, spec: TileSpec, row_panels: V, units: V) -> Sharing:
-        """Of so many tiles below each other, and units of k."""
+        """Of so many row panels, and units of k."""
         lines = max(spec.row_bytes(elem) // LINE_BYTES, 1)
-        pace = fn.divu(fn.i64(lines << FETCH_BITS), row_panels)
-        return cls(fn, fn.cmp("ge", row_panels, SHARING_PANELS), pace, fn.mul(pace, units))
+        pace = fn.divu(fn.i64(lines << FETCH_BITS), fn.mul(row_panels, spec.per_panel))
+        return cls(fn, fn.cmp("ge", row_panels, SHARING_PANELS), pace, fn.mul(pace, units), spec.per_panel)
 
     def share(self, i: V) -> tuple[V, V]:
-        """Where in the panel's lines the tile i begins, and its pace."""
-        return self.fn.mul(i, self.each), self.pace
+        """Where in the panel's lines the first tile of the row panel i begins, and its pace."""
+        return self.fn.mul(i, self.fn.mul(self.each, self.per_panel)), self.pace

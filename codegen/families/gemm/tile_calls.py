@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dhlo.codegen.families.gemm.microkernel import LEAST_FETCHING
 from dhlo.codegen.families.gemm.register_tile import TileSpec, accumulator, result_type, unit
+from dhlo.codegen.families.gemm.sharing import Sharing
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I32, I64, PTR, Fn, V
 from dhlo.codegen.target import LINE_BYTES
 
@@ -114,16 +115,21 @@ class TileCalls:
         *,
         packs: V | None,
         slices: bool,
+        sharing: Sharing | None,
     ) -> None:
         """The tiles of some rows across a panel that is wider than they are, one after the other in `tile` where they wait.
-        They prefetch at `fetch[0]`, `fetch[1]` bytes a step of k: slices between them, or the columns of each that lie there."""
+        They prefetch at `fetch[0]`, `fetch[1]` bytes a step of k: slices between them, or the columns of each that lie there; or
+        what is theirs of a `sharing`."""
         fn, spec, elem = self.fn, self.spec, self.elem
         columns, part = spec.panel(elem), unit(elem)
-        (batch, m0, n0, mr, width), (address, step, *shared) = place, fetch
+        (batch, m0, n0, mr, width), (address, step, begin, pace) = place, fetch
         ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
         share = fn.divu(fn.mul(step, ld), columns) if slices else step
-        onward = fn.mul(share, self.steps) if slices else fn.mul(ld, BITS[part] // 8)
-        with fn.loop(0, width, ld, [fn.i64(0)]) as t:
+        onward, each = fn.mul(share, self.steps) if slices else fn.mul(ld, BITS[part] // 8), fn.i64(0)
+        if sharing is not None:
+            share, onward = fn.select(sharing.shares, step, share), fn.select(sharing.shares, 0, onward)
+            each = fn.select(sharing.shares, sharing.each, 0)
+        with fn.loop(0, width, ld, [fn.i64(0), begin]) as t:
             b, left, later = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld), t.carried[0]
             sums = tile if self.last is None else fn.gep(tile, fn.mul(mr, t.iv), part)
             here = [batch, m0, fn.add(n0, t.iv), mr, left]
@@ -133,10 +139,10 @@ class TileCalls:
             beside = fn.add(t.iv, ld)
             in_panel = fn.cmp("lt", beside, width)
             after = fn.select(in_panel, m0, following[0]), fn.select(in_panel, fn.add(n0, beside), following[1])
-            self.emit(kernels, a, right, sums, here, ld, [fn.gep(address, later, I8), share, *shared], after)
+            self.emit(kernels, a, right, sums, here, ld, [fn.gep(address, later, I8), share, t.carried[1], pace], after)
             if self.packing is not None:  # the next tile's columns
                 nbytes = fn.mul(ld, BITS[part] // 8)
                 for i, more in ((0, nbytes), (2, nbytes), (4, fn.sub(0, ld))):
                     field = fn.gep(self.packing[1], i, I64)
                     fn.store(fn.add(fn.load(field, I64), more), field)
-            t.yield_(fn.add(later, onward))
+            t.yield_(fn.add(later, onward), fn.add(t.carried[1], each))

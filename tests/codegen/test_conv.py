@@ -399,15 +399,18 @@ def test_weights_packed_at_run_time(conv: Conv | ConvTranspose) -> None:
     check(conv, program, x, weight, pack=True)
 
 
-@pytest.mark.parametrize("tiles", [1, 2, 3, 14, 100, 129, 500])
-def test_tiles_of_a_weight_panel_fetch_all_of_the_next_one(tiles: int) -> None:
+@pytest.mark.parametrize(
+    ("tiles", "side_by_side"), [*((n, 1) for n in (1, 2, 3, 14, 100, 129, 500)), *((n, 2) for n in (2, 3, 4, 14, 129))]
+)
+def test_tiles_of_a_weight_panel_fetch_all_of_the_next_one(tiles: int, side_by_side: int) -> None:
     """Each line once or more, and little behind it."""
     host = TestHost(KernelModule(TILES.target))
     ahead, out = host.pointer("ahead"), host.pointer("out")
     at, step = share_of_fetching(host.fn, 128, ahead, host.size("k"), host.size("tile"), host.size("tiles"))
-    for i, x in enumerate((host.fn.ptr_to_int(at), step, *lines_of_step(host.fn, 128, step))):
+    fetched_lines = lines_of_step(host.fn, 128, side_by_side, step)
+    for i, x in enumerate((host.fn.ptr_to_int(at), step, *fetched_lines)):
         host.fn.store(x, host.fn.gep(out, i, I64))
-    program, start, found = host.build(), 1 << 20, np.zeros(4, np.int64)
+    program, start, found = host.build(), 1 << 20, np.zeros(2 + len(fetched_lines), np.int64)
     for k in (1, 7, 64, 300):
         fetched = set[int]()
         for tile in range(tiles):

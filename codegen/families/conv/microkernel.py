@@ -61,7 +61,7 @@ def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: Til
         explicit=True,
     )
     a, lda, b, k, tile, ld, accumulate, ahead, step = f.args
-    lines = lines_of_step(f, spec.panel(elem) * BITS[elem] // 8, step)
+    lines = lines_of_step(f, spec.panel(elem) * BITS[elem] // 8, spec.per_panel, step)
     cells = [f.gep(f.gep(tile, f.mul(ld, i), elem), h * lanes, elem) for i in range(mr) for h in halves]
     zero = f.const(0.0, ty)
     start = f.if_else(
@@ -87,11 +87,12 @@ def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: Til
     return name
 
 
-def lines_of_step(f: Fn, row_bytes: int, step: V) -> list[V]:
+def lines_of_step(f: Fn, row_bytes: int, per_panel: int, step: V) -> list[V]:
     """Offsets of the lines that a depth step fetches, `step` bytes on from the one before: of all in a row of that many bytes, else
-    of the first one, several times."""
-    whole = f.cmp("ge", step, row_bytes)
-    return [f.select(whole, f.i64(line), 0) for line in range(0, row_bytes, LINE_BYTES)]
+    of the first one, several times. Tiles of which a panel has several side by side, whose steps are short, fetch their part of it.
+    """
+    whole = f.cmp("ge", step, row_bytes // per_panel)
+    return [f.select(whole, f.i64(line), 0) for line in range(0, row_bytes // per_panel, LINE_BYTES)]
 
 
 def share_of_fetching(f: Fn, row_bytes: int, ahead: V, k: V, tile: V, tiles: V) -> tuple[V, V]:

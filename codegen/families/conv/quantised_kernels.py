@@ -45,7 +45,7 @@ def _emit_tile(p: ConvParams, mr: int, ldb: int, swapped: bool) -> str:
     names = ("a", "lda", "b", "k", "tile", "ld", "accumulate", "ahead", "step")
     f = Fn(module, name, list(zip(names, types, strict=True)), noinline=True)
     a, lda, b, k, tile, ld, accumulate, ahead, step = f.args
-    lines = lines_of_step(f, p.panel * BITS[I32] // 8, step)
+    lines = lines_of_step(f, p.panel * BITS[I32] // 8, spec.per_panel, step)
     cells = [f.gep(f.gep(tile, f.mul(ld, i), I32), h * lanes, I32) for i in range(mr) for h in halves]
 
     def fresh() -> list[V]:

@@ -148,6 +148,12 @@ def rows() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "gated tokens, transposed": (lambda x: F.glu(x.transpose(1, 2), 1), (r(2, 784, 384),)),
         "shift of relative scores": (_relative, (r(4, 400, 400),)),
         "bincount": (lambda x: torch.bincount(x, minlength=1000), (torch.randint(0, 1000, (1_000_000,)),)),
+        "quotients of integers": (torch.floor_divide, (torch.randint(1, 100_000, (100_000,)), torch.randint(1, 300, (100_000,)))),
+        "remainders of integers by a size": (lambda x, y: x % y.shape[0], (torch.randint(1, 100_000, (100_000,)), r(37))),
+        "remainders of i32": (
+            torch.remainder,
+            (torch.randint(1, 100_000, (100_000,)).int(), torch.randint(1, 300, (100_000,)).int()),
+        ),
         **{f"{f.__name__} of f64": (f, (r(100_000).double(),)) for f in (torch.sin, torch.tanh, torch.log1p, torch.erf)},
         "pow of f64": (torch.pow, (r(100_000).double(), r(100_000).double())),
         "fmod of f64": (torch.fmod, (r(100_000).double(), r(100_000).double() + 0.1)),

@@ -14,6 +14,7 @@ import torch
 
 from dhlo.codegen.elementwise import vmath
 from dhlo.codegen.elementwise.float8 import FLOAT8, from_float8, to_float8
+from dhlo.codegen.elementwise.integer_division import divide
 from dhlo.codegen.elementwise.vmath_base import any_lane, with_sign
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, Fn, V, vec
 from dhlo.codegen.target import Target
@@ -119,16 +120,6 @@ def _dtype(v: Any) -> str:
     return str(v.type.element_type)
 
 
-# Integer division by 0, and of the lowest value by -1, stops the processor: both divide by 1 instead, whose remainder 0 is right.
-def _divisor(fn: Fn, b: V) -> V:
-    return fn.select(fn.or_(fn.cmp("eq", b, 0), fn.cmp("eq", b, -1)), fn.const(1, b.type), b)
-
-
-def _quotient(fn: Fn, a: V, b: V, q: V) -> V:
-    """`q`, which is a divided by `_divisor(b)`, put right."""
-    return fn.select(fn.cmp("eq", b, 0), fn.const(0, a.type), fn.select(fn.cmp("eq", b, -1), fn.neg(a), q))
-
-
 def _one(fn: Fn, like: V) -> V:
     return fn.const(1.0, like.type)
 
@@ -224,17 +215,14 @@ def _floor_div(fn: Fn, a: V, b: V) -> V:
         whole = fn.div(a, b)
         fl = fn.select(fn.cmp("eq", q, 0.0), with_sign(fn, _zero(fn, a), whole), fl)
         return fn.select(fn.cmp("eq", b, 0.0), whole, fl)
-    safe = _divisor(fn, b)
-    q, r = fn.div(a, safe), fn.rem(a, safe)
-    wrong = fn.and_(fn.cmp("ne", r, 0), fn.cmp("ne", fn.cmp("lt", r, 0), fn.cmp("lt", safe, 0)))
-    return _quotient(fn, a, b, fn.select(wrong, fn.sub(q, 1), q))
+    return divide(fn, a, b, "floor")[0]
 
 
 @typed_rule(ew.TruncDiv)
 def _trunc_div(fn: Fn, op: ew.TruncDiv, a: V, b: V) -> V:
     if a.is_float:
         return fn.unary("trunc", round_to(fn, fn.div(a, b), _dtype(op.results[0])))
-    return _quotient(fn, a, b, fn.div(a, _divisor(fn, b)))
+    return divide(fn, a, b, "trunc")[0]
 
 
 @rule(ew.Remainder)
@@ -243,17 +231,14 @@ def _remainder(fn: Fn, a: V, b: V) -> V:
         m = vmath.call(fn, "fmod", a, b)
         wrong = fn.and_(fn.cmp("ne", m, 0.0), fn.xor(fn.cmp("lt", m, 0.0), fn.cmp("lt", b, 0.0)))
         return fn.select(wrong, fn.add(m, b), m)
-    safe = _divisor(fn, b)
-    r = fn.rem(a, safe)
-    wrong = fn.and_(fn.cmp("ne", r, 0), fn.xor(fn.cmp("lt", r, 0), fn.cmp("lt", safe, 0)))
-    return fn.select(wrong, fn.add(r, safe), r)
+    return divide(fn, a, b, "floor")[1]
 
 
 @rule(ew.Fmod)
 def _fmod(fn: Fn, a: V, b: V) -> V:
     if a.is_float:
         return vmath.call(fn, "fmod", a, b)
-    return fn.rem(a, _divisor(fn, b))
+    return divide(fn, a, b, "trunc")[1]
 
 
 @rule(ew.Pow)
@@ -295,7 +280,7 @@ def _gcd(fn: Fn, a: V, b: V) -> V:
         left = fn.cmp("ne", y, 0)
 
         def step(x: V = x, y: V = y, left: V = left) -> list[V]:
-            return [fn.select(left, y, x), fn.select(left, fn.rem(x, _divisor(fn, y)), y)]
+            return [fn.select(left, y, x), fn.select(left, divide(fn, x, y, "trunc")[1], y)]
 
         lp.yield_(*fn.if_else(any_lane(fn, left), step, lambda: lp.carried, [x.type, y.type]))
     return lp.results[0]

@@ -63,6 +63,11 @@ class Arithmetic(ABC):
             self._consts[key] = r
         return self._consts[key]
 
+    def constant(self, x: V) -> int | None:
+        """The integer that a constant, or each element of one, is; None of any other value."""
+        texts = [text for (text, _), c in self._consts.items() if c.name == x.name]
+        return int(texts[0]) if texts and x.elem.startswith("i") and texts[0].lstrip("-").isdigit() else None
+
     def iota(self, elem: str = I64, lanes: int = 0) -> V:
         return self.dense(range(lanes or self.lanes), elem)
 
@@ -86,8 +91,8 @@ class Arithmetic(ABC):
         return a, b
 
     def splat(self, x: V, lanes: int = 0) -> V:
-        ty = vec(x.type, lanes or self.lanes)
-        return self.op(ty, f"vector.broadcast {x.name} : {x.type} to {ty}")
+        ty, known = vec(x.type, lanes or self.lanes), self.constant(x)
+        return self.op(ty, f"vector.broadcast {x.name} : {x.type} to {ty}") if known is None else self.const(known, ty)
 
     # ------------------------------------------------------------------ arithmetic
     @contextmanager

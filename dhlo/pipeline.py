@@ -20,7 +20,8 @@
     narrow-products   products of f16 read both sides as they lie in memory
     matrix-vectors    products with one column, or of one row with rows, are sums: matmul -> mul, reduce
     window-slices     pools and depthwise convolutions of images with channels last: pool of transpose -> max or sum of slices
-    paired-transposes arithmetic between two transpositions that turn back: transpose of functions of transpose -> functions
+    paired-transposes arithmetic and products with constants between two transpositions that turn back: transpose of functions of
+                      transpose -> functions
     pooled-blocks     averages over windows side by side are sums of blocks, and of all of an image: pool -> reduce
     short-reductions  what combines a few elements along the last dim is written out: reduce -> slices, add
     turned-joins      joins of values that lie across are made as these lie: concat of transpose -> transpose of concat

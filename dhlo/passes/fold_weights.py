@@ -29,7 +29,7 @@ _FOLDABLE = (Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.GATHER, Kind.
 _GROWTH = 4096  # elements that a folded value may have beyond what it is made of
 # Indices of so many ops and more are folded, if these have no more elements in all, and all indices take one part in so many of
 # the weights.
-_LEAST_STEPS, _MOST_ELEMENTS, _INDEX_SHARE = 6, 1 << 24, 32
+_LEAST_STEPS, _MOST_ELEMENTS, _INDEX_SHARE = 6, 1 << 24, 16
 
 
 def fold_weights(module: Module, weights: dict[str, torch.Tensor]) -> None:

@@ -25,8 +25,8 @@ Rounding = Literal["floor", "trunc"]
 def divide(fn: Fn, a: V, b: V, rounding: Rounding) -> tuple[V, V]:
     """a / b rounded down or to zero, and the remainder, which has the sign of b or of a; both are 0 where b is 0.
 
-    Vectors of up to 32 bits are divided as floats; of 64 bits where all are below 2^51, others one at a time. Constants of up to 32 bits,
-    and powers of two, LLVM makes multiplications and shifts of.
+    Vectors of up to 32 bits are divided as floats; of 64 bits where all are below 2^51, others one at a time. By constants of up to
+    32 bits, and powers of two, LLVM multiplies and shifts.
     """
     # Division by 0, and of the lowest value by -1, stops the processor: both divide by 1 instead, whose remainder 0 is right.
     safe = fn.select(fn.or_(fn.cmp("eq", b, 0), fn.cmp("eq", b, -1)), fn.const(1, b.type), b)

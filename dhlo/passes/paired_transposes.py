@@ -118,11 +118,11 @@ def _turns(op: Any) -> bool:
     """Whether it is a product with a constant whose rows are as well columns of the transposed one."""
     if not isinstance(op, Matmul):
         return False
-    (*_, rows, _), right = from_mlir(op.operands[0]).shape, defining(op.operands[1])
-    right = defining(right.operands[0]) if isinstance(right, Transpose) else right
-    if not isinstance(right, Weight) or from_mlir(op.results[0]).dtype.name not in ("f32", "f64") or not is_static(rows):
+    left, right = from_mlir(op.operands[0]), defining(op.operands[1])
+    right, rows = defining(right.operands[0]) if isinstance(right, Transpose) else right, left.shape[-2]
+    if not isinstance(right, Weight) or left.dtype.name not in ("f32", "f64") or left.rank < 3 or not is_static(rows):
         return False
-    return from_mlir(op.results[0]).rank > 2 and -(-int(rows) // _COLUMNS) * _COLUMNS <= _MOST_WASTE * int(rows)
+    return -(-int(rows) // _COLUMNS) * _COLUMNS <= _MOST_WASTE * int(rows)
 
 
 def _is_still(op: Any) -> bool:

@@ -255,6 +255,42 @@ def test_blocks_of_rows_in_tiles(d: int, dv: int) -> None:
     assert run(q, k, v, tiles=spec).isnan().equal(run(q, k, v).isnan())
 
 
+@pytest.mark.skipif(not TARGET.is_x86 or not runs_here(WITHOUT), reason="no dot products of bf16")
+@pytest.mark.parametrize(
+    ("d", "dv"),
+    [(64, 64), (40, 24), (34, 130), *(pytest.param(d, dv, marks=pytest.mark.slow) for d, dv in ((2, 2), (96, 80), (128, 128)))],
+)
+def test_blocks_of_rows_by_dot_products(d: int, dv: int) -> None:
+    """Products of bf16 as dot products, beside those in f32: weights are rounded besides."""
+    spec, wide = tile_spec(WITHOUT), replace(tile_spec(WITHOUT), widen=True)
+    for sq, skv, causal, group in (
+        (25, 1, False, 1),
+        (33, 33, True, 1),
+        (16, 113, False, 2),
+        (65, 31, False, 3),
+        (31, 240, False, 4),
+        (100, 301, False, 1),
+    ):
+        q, k, v = tensors(1, 2, group, sq, skv, d, dv, torch.bfloat16, seed=sq)
+        got = run(q, k, v, causal=causal, tiles=spec)
+        check(got, expect(q, k, v, causal=causal), 1.5e-2)
+        check(got, run(q, k, v, causal=causal, tiles=wide).double(), 1e-2)
+        for more in (5, 6):  # rows that lie apart
+            longer, wider = (F.pad(x, (0, more))[..., :n] for x, n in ((k, d), (v, dv)))
+            assert torch.equal(got, run(q, longer, wider, causal=causal, tiles=spec))
+        if not causal:
+            keep = torch.rand(sq, skv, generator=torch.Generator().manual_seed(1)) > 0.4
+            keep[::3] = False
+            got = run(q, k, v, mask=keep, tiles=spec)
+            check(got, expect(q, k, v, mask=keep), 1.5e-2)
+            assert (got[:, :, ::3] == 0).all()
+    for x in (k, v):
+        kept = x[0, 0, 5].clone()
+        x[0, 0, 5] = torch.nan
+        assert run(q, k, v, tiles=spec).isnan().equal(run(q, k, v, tiles=wide).isnan())
+        x[0, 0, 5] = kept
+
+
 def test_strided_operands_and_output() -> None:
     for sq, skv in ((2, 77), (50, 77)):
         base = [torch.randn(2, n, h, 24) for n, h in ((sq, 4), (skv, 2), (skv, 2))]

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dhlo.codegen.families.attention import dots
 from dhlo.codegen.families.attention.common import (
     Args,
     Rows,
@@ -35,6 +36,7 @@ from dhlo.codegen.families.attention.decode_kernels import KEYS
 from dhlo.codegen.families.attention.masks import add_mask, any_hidden, hide_by_position, hide_keys
 from dhlo.codegen.families.attention.pages import contiguous, copy_page_scales, each_page
 from dhlo.codegen.families.attention.tiles import (
+    by_dots,
     configure,
     copy_query,
     lay_rows,
@@ -49,6 +51,7 @@ from dhlo.codegen.families.attention.tiles import (
 )
 from dhlo.codegen.families.combine import raised
 from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table
+from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 from dhlo.codegen.kernel_ir.transpose import transpose_block
@@ -106,9 +109,9 @@ def emit_prefill(module: KernelModule, name: str, spec: Spec) -> None:
 
 def emit_parts(module: KernelModule, name: str, spec: Spec) -> tuple[str, ...]:
     """Emits what blocks of rows need beside the kernel `name`: the functions for few rows, for more, and for these in tiles, if
-    there is such a form."""
+    there is such a form; by dot products alone, which any call takes."""
     base = name.rpartition("_")[0]
-    forms = (False, True) if serves(spec) else (False,)
+    forms = (True,) if serves(spec) and by_dots(spec) else (False, True) if serves(spec) else (False,)
     return emit_rows(module, spec, base), *(_emit_block(module, spec, base, in_tiles=x) for x in forms)
 
 
@@ -118,9 +121,11 @@ def _emit_block(module: KernelModule, spec: Spec, name: str, *, in_tiles: bool) 
     symbol = f"{name}_tiles" if in_tiles else f"{name}_block"
     if symbol in module.functions:
         return symbol
-    table = emit_microkernel_table(module, F32, rows=True, spec=spec.tiles.alone)
+    of_dots = in_tiles and by_dots(spec)
+    of_tiles = in_tiles and not of_dots
+    table = emit_microkernel_table(module, BF16 if of_dots else F32, rows=True, spec=spec.tiles.alone)
     for _, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
-        _emit_value_kernel(module, spec, mr)
+        (dots.emit_value_kernel if of_dots else _emit_value_kernel)(module, spec, mr)
     sizes = [(x, I64) for x in ("b", "several", "h", "row0", "rows", "lo", "hi")]
     fn = Fn(module, symbol, [("args", PTR), ("scratch", PTR), *sizes, ("partial", PTR)], noinline=True)
     _, scratch, b, several, h, row0, n, lo, hi, partial = fn.args
@@ -128,10 +133,10 @@ def _emit_block(module: KernelModule, spec: Spec, name: str, *, in_tiles: bool) 
     at = {k: fn.gep(scratch, x, F32) for k, x in lay.items() if k not in ("size", "_align")}
     span = Span.of(fn, a, b, several)
     _pack_queries(fn, a, spec, at, span, h, row0, fn.mul(a.group, span.queries), in_tiles=in_tiles)
-    if in_tiles:
+    if of_tiles:
         configure(fn, at)
-    _block(fn, a, spec, at, None if in_tiles else fn.address_of(table), span, h, row0, n, lo, hi, several)
-    if in_tiles:
+    _block(fn, a, spec, at, None if of_tiles else fn.address_of(table), span, h, row0, n, lo, hi, several, of_dots)
+    if of_tiles:
         release(fn)
     whole = fn.cmp("eq", fn.ptr_to_int(partial), 0)
     with fn.when(whole):
@@ -287,16 +292,31 @@ def _turn_queries(fn: Fn, spec: Spec, at: dict[str, V]) -> None:
 
 
 def _block(
-    fn: Fn, a: Args, spec: Spec, at: dict[str, V], table: V | None, span: Span, h: V, row0: V, n: V, lo: V, stop: V, several: V
+    fn: Fn,
+    a: Args,
+    spec: Spec,
+    at: dict[str, V],
+    table: V | None,
+    span: Span,
+    h: V,
+    row0: V,
+    n: V,
+    lo: V,
+    stop: V,
+    several: V,
+    of_dots: bool,
 ) -> None:
-    """Runs over keys lo to stop - 1, with the micro-kernels of a table, or in tiles."""
+    """Runs over keys lo to stop - 1, with the micro-kernels of a table, perhaps those of dot products, or in tiles."""
     first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
     hides = any_hidden(fn, spec, at) if spec.hides else None
     with fn.loop(lo, stop, spec.keys) as key:
         count = fn.min(fn.sub(stop, key.iv), spec.keys)
-        if table is None:
+        if table is None or of_dots:
             keys, apart = lay_rows(fn, a, spec, at, span, h, key.iv, count)
-            multiply_scores(fn, a, spec, at, count, keys, apart)
+            if table is None:
+                multiply_scores(fn, a, spec, at, count, keys, apart)
+            else:
+                dots.multiply_scores(fn, a, spec, at, table, count, keys, apart)
         else:
             k, ldk, v, ldv = _keys_and_values(fn, a, spec, at, span, h, key.iv, count)
             _score(fn, spec, at, table, k, ldk, count)
@@ -323,6 +343,10 @@ def _block(
             pack_values(fn, spec, at, count)
             pack_weights(fn, spec, at, count)
             multiply_values(fn, spec, at, count)
+        elif of_dots:
+            dots.pack_values(fn, spec, at, count)
+            pack_weights(fn, spec, at, count)
+            dots.multiply_values(fn, spec, at, count, _column_chunks(spec.value_dim, spec.tiles.mr))
         else:
             ahead = fn.mul(ldv, a.ahead)
             for c, mr in _column_chunks(spec.value_dim, spec.tiles.mr):

@@ -1,5 +1,6 @@
 """Products of attention in the target's matrix registers, where queries, keys and values are bf16: scores of 16 keys by 16 queries,
-and sums of 16 columns of values by 16 queries, are a tile each.
+and sums of 16 columns of values by 16 queries, are a tile each. Queries and weights of dot products
+(`dots.py`) lie in the same way.
 
 Units are pairs of bf16, as they are multiplied: of a row's elements for scores; for sums of values of two keys, so that pairs of
 weights lie as scores do, and values are turned once a block of keys. Weights are rounded to bf16, as PyTorch's kernels round them;
@@ -23,6 +24,7 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
 __all__ = [
+    "by_dots",
     "configure",
     "copy_query",
     "in_tiles",
@@ -45,7 +47,12 @@ def serves(spec: Spec) -> bool:
     tiles = spec.tiles.target.tiles
     plain = spec.elem == BF16 and spec.k == spec.v == Rows(BF16)
     fits = spec.lanes == _UNITS and spec.halves <= 3 and spec.head_dim % 2 == spec.value_dim % 2 == 0
-    return tiles is not None and BF16 in tiles.products and plain and fits
+    return plain and fits and (by_dots(spec) or tiles is not None and BF16 in tiles.products)
+
+
+def by_dots(spec: Spec) -> bool:
+    """Whether it is of dot products, which need no tiles."""
+    return spec.tiles.target.tiles is None and spec.tiles.bf16_dot is not None
 
 
 def _query_units(spec: Spec) -> int:
@@ -61,7 +68,9 @@ def _key_units(spec: Spec) -> int:
 def in_tiles(host: HostContext, spec: Spec) -> V:
     """1 where the machine multiplies in tiles fast and there is such a form, else 0."""
     fn = host.fn
-    return fn.select(fn.cmp("ge", host.machine("tiles_percent"), TILES_PAY), fn.i64(1), 0) if serves(spec) else fn.i64(0)
+    if not serves(spec) or by_dots(spec):
+        return fn.i64(int(serves(spec)))
+    return fn.select(fn.cmp("ge", host.machine("tiles_percent"), TILES_PAY), fn.i64(1), 0)
 
 
 def tile_scratch(spec: Spec) -> dict[str, int]:
@@ -132,10 +141,11 @@ def lay_rows(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, ke
     copy_all(a.v, a.vs, spec.value_dim, at["tile_values"], spec.v_pad // 2)
     units = _query_units(spec)
     whole, row = contiguous(fn, a, spec, span, key0, count) if spec.paging is not None else (fn.const(1, I1), key0)
-    if spec.head_dim != 2 * units:  # rows of tiles would end in other rows
+    if spec.head_dim != 2 * units and not by_dots(spec):  # rows of tiles would end in other rows
         copy_all(a.k, a.ks, spec.head_dim, at["tile_keys"], units)
         return at["tile_keys"], fn.i64(4 * units)
-    whole = fn.and_(whole, fn.cmp("eq", fn.remu(count, TILE_ROWS), 0))
+    if not by_dots(spec):
+        whole = fn.and_(whole, fn.cmp("eq", fn.remu(count, TILE_ROWS), 0))
     with fn.when(fn.not_(whole)):
         copy_all(a.k, a.ks, spec.head_dim, at["tile_keys"], units)
     there = fn.gep(fn.gep(a.k, offset(fn, a.ks, span.batch, h), spec.elem), fn.mul(row, a.ks[2]), spec.elem)

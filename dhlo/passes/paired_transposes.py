@@ -120,7 +120,9 @@ def _turns(op: Any) -> bool:
         return False
     left, right = from_mlir(op.operands[0]), defining(op.operands[1])
     right, rows = defining(right.operands[0]) if isinstance(right, Transpose) else right, left.shape[-2]
-    if not isinstance(right, Weight) or left.dtype.name not in ("f32", "f64") or left.rank < 3 or not is_static(rows):
+    if not isinstance(right, Weight) or from_mlir(op.operands[1]).rank > 2 or left.rank < 3:
+        return False
+    if left.dtype.name not in ("f32", "f64") or not is_static(rows):
         return False
     return -(-int(rows) // _COLUMNS) * _COLUMNS <= _MOST_WASTE * int(rows)
 

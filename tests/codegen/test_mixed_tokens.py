@@ -53,6 +53,18 @@ class Gated(nn.Module):
         return self.b(torch.tanh(hidden) * torch.sigmoid(hidden)).transpose(-1, -2), hidden.relu()
 
 
+class Batched(nn.Module):
+    """Matrices of their own for each of a batch of a known size, as they are and transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = (nn.Parameter(torch.randn(n, m, 48)) for n, m in ((4, 31), (4, 20)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(x.transpose(-1, -2) @ self.up)
+        return (hidden @ self.down.transpose(-1, -2)).transpose(-1, -2)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mixer": (lambda: Mixer(49, 96, 33), (49, 96)),
     "one token": (lambda: Mixer(1, 16, 1), (1, 16)),
@@ -63,6 +75,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "no past": (lambda: Forecast(1, 3), (1, 64)),
     "gated": (lambda: Gated(31, 48), (31, 48)),
     "heads": (lambda: Gated(31, 48), (3, 31, 48)),
+    "batched": (Batched, (4, 31, 64)),
 }
 
 

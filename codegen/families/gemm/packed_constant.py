@@ -12,7 +12,7 @@ import torch
 from dhlo.codegen.families.gemm.matmul import workspace_bytes
 from dhlo.codegen.families.gemm.pack import pack_matrix
 from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
-from dhlo.codegen.families.gemm.register_tile import TileSpec
+from dhlo.codegen.families.gemm.register_tile import F16, TileSpec
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.ir.handles import Value
 from dhlo.ir.types import from_mlir
@@ -21,10 +21,12 @@ __all__ = ["coded_constant", "packed_constant"]
 
 
 def packed_constant(low: Lowering, matrices: Value, value: torch.Tensor, spec: TileSpec) -> int:
-    """Offset of a constant [..., k, n], of which the value is given, in panels as `pack_matrix` makes them, matrix after matrix."""
+    """Offset of a constant [..., k, n], of which the value is given, in panels as `pack_matrix` makes them, matrix after matrix; those
+    of f16, of which there are several (one alone is kept as codes), in f32."""
     *batch, k, n = value.shape
     count, elem = math.prod(batch), from_mlir(matrices).dtype.name
     columns = spec.panel(elem)
+    value = value.float() if elem == F16 else value
 
     def data() -> npt.NDArray[Any]:
         packed = [pack_matrix(m, columns) for m in value.detach().reshape(count, k, n)]

@@ -21,8 +21,8 @@ __all__ = ["coded_constant", "packed_constant"]
 
 
 def packed_constant(low: Lowering, matrices: Value, value: torch.Tensor, spec: TileSpec) -> int:
-    """Offset of a constant [..., k, n], of which the value is given, in panels as `pack_matrix` makes them, matrix after matrix. Those
-    of f16, which are several (one alone is kept as codes), are of f32."""
+    """Offset of a constant [..., k, n], of which the value is given, in panels as `pack_matrix` makes them, matrix after matrix.
+    Those of f16, which are several (one alone is kept as codes), are of f32."""
     *batch, k, n = value.shape
     count, elem = math.prod(batch), from_mlir(matrices).dtype.name
     columns = spec.panel(elem)

@@ -7,7 +7,7 @@ them; totals are those of the weights before.
 
 from __future__ import annotations
 
-from dhlo.codegen.families.attention.common import Args, Spec, scale_of_queries
+from dhlo.codegen.families.attention.common import Spec
 from dhlo.codegen.families.gemm.multiply_add import as_vector_of, multiply_add
 from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
@@ -15,7 +15,7 @@ from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelMod
 __all__ = ["emit_value_kernel", "multiply_scores", "multiply_values", "pack_values"]
 
 
-def multiply_scores(fn: Fn, a: Args, spec: Spec, at: dict[str, V], table: V, count: V, keys: V, apart: V) -> None:
+def multiply_scores(fn: Fn, spec: Spec, at: dict[str, V], table: V, count: V, keys: V, apart: V) -> None:
     """Scores of `count` keys, whose rows lie `apart` bytes from each other, by the micro-kernels of a table."""
     runs = fn.ceildivu(count, spec.tiles.mr)
     with fn.loop(0, runs) as t:
@@ -27,10 +27,6 @@ def multiply_scores(fn: Fn, a: Args, spec: Spec, at: dict[str, V], table: V, cou
         # What is near: nothing else is to be fetched.
         fetched = [at["of_queries"], fn.i64(spec.tiles.alone.row_bytes(BF16)), fn.i64(0), fn.i64(0)]
         fn.call_ptr(fn.load(fn.gep(table, fn.sub(size, 1), PTR), PTR), [row, elements, fn.i64(0), *right, *fetched])
-    scale = fn.splat(scale_of_queries(fn, a, spec))
-    with fn.loop(0, fn.mul(count, spec.rows), fn.lanes) as e:
-        p = fn.gep(at["scores"], e.iv, F32)
-        fn.store(fn.mul(fn.load(p, fn.vec(F32)), scale), p)
 
 
 def pack_values(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:

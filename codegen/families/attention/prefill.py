@@ -46,6 +46,7 @@ from dhlo.codegen.families.attention.tiles import (
     pack_values,
     pack_weights,
     release,
+    scale_scores,
     serves,
     tile_scratch,
 )
@@ -314,9 +315,10 @@ def _block(
         if table is None or of_dots:
             keys, apart = lay_rows(fn, a, spec, at, span, h, key.iv, count)
             if table is None:
-                multiply_scores(fn, a, spec, at, count, keys, apart)
+                multiply_scores(fn, spec, at, count, keys, apart)
             else:
-                dots.multiply_scores(fn, a, spec, at, table, count, keys, apart)
+                dots.multiply_scores(fn, spec, at, table, count, keys, apart)
+            scale_scores(fn, a, spec, at, count)
         else:
             k, ldk, v, ldv = _keys_and_values(fn, a, spec, at, span, h, key.iv, count)
             _score(fn, spec, at, table, k, ldk, count)

@@ -35,6 +35,7 @@ __all__ = [
     "pack_values",
     "pack_weights",
     "release",
+    "scale_scores",
     "serves",
     "tile_scratch",
 ]
@@ -162,7 +163,7 @@ def pack_queries(fn: Fn, spec: Spec, at: dict[str, V]) -> None:
                 fn.store(x, fn.gep(at["of_queries"], (u + i) * spec.rows + half * _UNITS, I32))
 
 
-def multiply_scores(fn: Fn, a: Args, spec: Spec, at: dict[str, V], count: V, keys: V, apart: V) -> None:
+def multiply_scores(fn: Fn, spec: Spec, at: dict[str, V], count: V, keys: V, apart: V) -> None:
     """Scores of `count` keys, whose rows lie `apart` bytes from each other; those of a last tile's other rows may be any."""
     units, high = _query_units(spec), _most_high(spec)
 
@@ -181,6 +182,10 @@ def multiply_scores(fn: Fn, a: Args, spec: Spec, at: dict[str, V], count: V, key
         score(t.iv, high)
     with fn.loop(whole, tiles) as t:
         score(t.iv, 1)
+
+
+def scale_scores(fn: Fn, a: Args, spec: Spec, at: dict[str, V], count: V) -> None:
+    """Scores of `count` keys by queries as they lie, in bf16, which would be rounded once more if they were scaled instead."""
     scale = fn.splat(scale_of_queries(fn, a, spec))
     with fn.loop(0, fn.mul(count, spec.rows), fn.lanes) as e:
         p = fn.gep(at["scores"], e.iv, F32)

@@ -142,7 +142,8 @@ def emit_pack(p: ConvParams, width: int) -> str:
     """`pack(args, x, channels, panel, p0, n, coords)`: fills panel[kernel point][channel][width] from channel `x` on, or of
     pairs of channels. If the convolution is gated, another argument has the gates of these channels.
 
-    Lanes outside of the image are `fill`; lanes n and above hold anything finite in memory and must not be used.
+    Lanes outside of the image are `fill`; lanes n and above hold numbers of the image or `fill`, and must not be used. They are
+    multiplied all the same: what a worker's scratch held before may be subnormal, which costs some processors 150 cycles a vector.
     """
     # What the code depends on; convolutions that agree in it share the function.
     few = p.group_in if _unrolls(p) else 0
@@ -364,12 +365,13 @@ def _pack_rows(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: 
     span = 2 * lanes if step == 2 else lanes
     steps = f.dense([i * (1 if step == 2 else step) for i in range(span)], I32)
     end, units = f.add(p0, n), p.steps(f, channels)
-    with f.loop(f.divu(p0, geo.ow), f.add(f.divu(f.sub(end, 1), geo.ow), 1)) as rows:
+    last = f.divu(f.sub(end, 1), geo.ow)
+    with f.loop(f.divu(p0, geo.ow), f.add(last, 1)) as rows:
         row = rows.iv
         od, oh = _split_row(f, geo, row)
         row_start = f.mul(row, geo.ow)
         lo = f.sub(f.max(row_start, p0), p0)
-        hi = f.sub(f.min(f.add(row_start, geo.ow), end), p0)
+        hi = f.select(f.cmp("eq", row, last), width, f.sub(f.min(f.add(row_start, geo.ow), end), p0))
         z0 = f.sub(f.mul(od, p.stride[0]), p.padding[0][0])
         y0 = f.sub(f.mul(oh, p.stride[1]), p.padding[1][0])
         with f.loop(lo, hi, lanes) as chunk:

@@ -72,7 +72,12 @@ def _emit(k: GroupKernel, anchor: Op, place: Callable[[Emitter, Index, Index, In
             _load_of_row(k, acc, place(em, Index(batch), m, Index(n0, 1)))
 
         def body(c: Index) -> None:
-            x: V = fn.const(0, fn.vec(register)) if em.touching else fn.load(fn.gep(row, c.base, register), fn.vec(register))
+            zero = fn.const(0, fn.vec(register))
+            x: V = zero if em.touching else fn.load(fn.gep(row, c.base, register), fn.vec(register))
+            if em.mask is not None and not em.touching:
+                x = fn.select(
+                    em.mask, x, zero
+                )  # what lies behind the last column may be subnormal, which takes some processors long
             set_sums(em, acc, x)
             idx = list(place(em, Index(batch), m, Index(fn.add(n0, c.base), 1, multiple=fn.lanes)))
             for r, v in enumerate(k.yields):

@@ -71,6 +71,42 @@ def test_of_compiled_functions(name: str) -> None:
         assert not touches_subnormals(lambda x=x: model(x)), shape  # type: ignore[misc]
 
 
+def _inverted_residual() -> torch.nn.Module:
+    expand, depthwise = torch.nn.Conv2d(8, 48, 1, bias=False), torch.nn.Conv2d(48, 48, 3, padding=1, groups=48, bias=False)
+    project = torch.nn.Conv2d(48, 8, 1, bias=False)
+    return torch.nn.Sequential(expand, torch.nn.SiLU(), depthwise, torch.nn.SiLU(), project, torch.nn.SiLU())
+
+
+def _with_silu(layer: torch.nn.Module) -> torch.nn.Module:
+    return torch.nn.Sequential(layer, torch.nn.SiLU())
+
+
+LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
+    "groups at a stride": lambda: torch.nn.Conv2d(8, 16, 3, 2, 1, groups=2, bias=False),
+    "stride": lambda: _with_silu(torch.nn.Conv2d(8, 40, 3, 2, 1, bias=False)),
+    "windows": lambda: _with_silu(torch.nn.Conv2d(8, 40, (5, 3), padding=(2, 0), bias=False)),
+    "points": lambda: _with_silu(torch.nn.Conv2d(8, 40, 1, bias=False)),
+    "depthwise": lambda: _with_silu(torch.nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)),
+    "transposed": lambda: _with_silu(torch.nn.ConvTranspose2d(8, 12, 4, 2, 1, bias=False)),
+    "inverted residual": _inverted_residual,
+    "columns": lambda: _with_silu(torch.nn.Linear(28, 29, bias=False)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_of_what_scratch_held(name: str, dtype: torch.dtype) -> None:
+    """A call whose numbers are subnormal leaves them in the scratch; the next one multiplies none of them, nor what lies behind the
+    last position or column."""
+    module = LAYERS[name]().to(dtype).eval()
+    dims = ({0: Dim("b", max=8), 2: Dim("h", min=6, max=64)},)
+    model = dhlo.compile(export(module, (torch.randn(2, 8, 28, 28, dtype=dtype),), dynamic_shapes=dims))
+    for height in (14, 9, 28, 6, 11):
+        model(torch.full((4, 8, 29, 28), 1e-310 if dtype == torch.float64 else 1e-39, dtype=dtype))
+        x = torch.randn(1, 8, height, 28, dtype=dtype)
+        assert "read" not in touches_subnormals(lambda x=x: model(x)), height  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("kind", [None, "causal", "bool", "float", "low", "alibi"])
 @pytest.mark.parametrize("spread", [1.0, 30.0])
 def test_of_attention(kind: str | None, spread: float) -> None:

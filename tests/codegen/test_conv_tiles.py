@@ -71,8 +71,18 @@ CONVS = [
     conv(40, 48, (3, 3, 3), stride=(1, 2, 2), padding=(1, 1, 1), dilation=(2, 1, 1)),
     conv(16, 33, (4, 1, 3), stride=(3, 1, 1), padding=((2, 1), (0, 0), (1, 1)), dilation=(1, 1, 1)),
     conv(3, 40, (3, 7, 7), stride=(1, 2, 2), padding=(1, 3, 3), dilation=(1, 1, 1)),
+    conv(104, 104, 3, padding=1, groups=13),  # groups together, the last of which are fewer
+    conv(48, 48, 3, stride=2, padding=1, groups=6),
+    conv(24, 48, (3, 2), stride=(1, 3), groups=6),
+    conv(36, 12, 3, padding=2, dilation=2, groups=4),
+    conv(32, 32, 3, padding=1, groups=2),
+    conv(10, 70, 3, groups=5),
+    conv(6, 40, 1, groups=2),
+    conv(20, 15, (3, 2, 3), stride=(2, 1, 2), padding=(1, 0, 1), dilation=(1, 1, 1), groups=5),
+    Conv(40, 20, (5,), (1,), ((2, 2),), (1,), 5, spec=SPEC, code=BF16, image=BF16),
 ]
 GATED = [replace(conv(*channels, 1), gated=True) for channels in ((64, 96), (80, 72), (37, 33), (17, 5), (12, 40), (300, 20))]
+GATED += [replace(conv(*channels, 1, groups=5), gated=True) for channels in ((40, 40), (60, 20))]
 SIZES = [(1, 14, 13, 9), (2, 1, 1, 7), (3, 7, 7, 7), (1, 2, 70, 3), (1, 33, 5, 8), (0, 9, 9, 9), (2, 40, 17, 4), (1, 3, 300, 6)]
 every = pytest.mark.parametrize("c", CONVS, ids=lambda c: c.name)
 

@@ -104,8 +104,8 @@ class Conv:
 
     @property
     def few(self) -> bool:
-        """Whether tiles take the columns of windows for channels, and have weights of their own."""
-        return self.tiles and is_few(self.in_channels // self.groups, self.unit_channels)
+        """Whether tiles take groups together or the columns of windows for channels, and have weights of their own."""
+        return self.tiles and is_few(self._layout(1), self.unit_channels)
 
     @property
     def unit_channels(self) -> int:
@@ -348,14 +348,15 @@ class Conv:
     @staticmethod
     def _cost(host: HostContext, p: ConvParams, step: V, batch: V) -> V:
         """Multiply-adds of vectors of each thread, modulo 2^64, if weights and windows are multiplied in order: `step` of numbers
-        for an image and a step of the depth."""
+        for an image, a group and a step of the depth."""
         f = host.fn
         with f.wrapping():
             # Packing a vector of windows takes some three operations, and serves all output channels.
-            packing = f.mul(f.divu(step, p.out_channels), 3 * p.step)
+            packing = f.mul(f.divu(step, p.group_out), 3 * p.step)
             if p.pairs:  # whose percentage is of products, two to each of these
                 step = f.divu(f.mul(step, 200), f.max(host.machine("bf16_percent"), 1))
-            return f.divu(f.divu(f.mul(f.mul(f.add(step, packing), batch), p.depth), p.lanes), host.num_threads)
+            depth = p.groups * p.depth
+            return f.divu(f.divu(f.mul(f.mul(f.add(step, packing), batch), depth), p.lanes), host.num_threads)
 
     def _allows_winograd(self, host: HostContext, w: V) -> V | None:
         """Whether the packed weights are such that it may be chosen; None: all are."""

@@ -1,10 +1,10 @@
 """What a convolution multiplies in the target's matrix registers: channels of a position by points of windows, or, where channels
-are few, those of all columns of a window by its rows."""
+are few, those of all columns of a window by its rows, or those of several groups, with zeros for weights between them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -14,7 +14,7 @@ from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.quantised_weights import bits_of, coded_bytes, pack_codes
 from dhlo.codegen.families.gemm.register_tile import BF16
-from dhlo.codegen.families.gemm.tiles_microkernel import ROW_BYTES, STEP_UNITS
+from dhlo.codegen.families.gemm.tiles_microkernel import PANEL_COLUMNS, ROW_BYTES, STEP_UNITS
 from dhlo.codegen.kernel_ir.builder import I8, I32, Fn, V
 
 __all__ = ["Phases", "TileForm", "columns_as_channels", "has_form", "is_few", "layout_of_few", "offset_of_few", "with_few"]
@@ -58,22 +58,32 @@ def has_form(layout: WeightLayout, step: int, stride: Sequence[int], dilation: S
     kernel = layout.kernel
     dims = [Phases(k, s, 0, d) for k, s, d in zip(kernel, stride, dilation, strict=True)]
     near = all(dim.reach <= _MOST_REACH for dim in dims)
-    few = is_few(layout.group_in, step)
+    few = is_few(layout, step) and groups_together(layout, step) == 1
     points = prod(kernel[:-1]) if few else layout.points
     near = near and points <= _MOST_POINTS and prod(len(dim.all) for dim in dims) <= _MOST_PHASES
     most, columns = STEP_UNITS * step, layout.group_in * kernel[-1]
     return near and (not few or most // 4 <= columns <= most)
 
 
-def is_few(group_in: int, step: int) -> bool:
-    """Whether the columns of windows of so many channels become channels, as these fill less than half a step."""
-    return 2 * group_in < STEP_UNITS * step
+def is_few(layout: WeightLayout, step: int) -> bool:
+    """Whether channels are too few for a step: groups are multiplied together, or the columns of windows become channels, as these
+    fill less than half of it."""
+    return groups_together(layout, step) > 1 or 2 * layout.group_in < STEP_UNITS * step
+
+
+def groups_together(layout: WeightLayout, step: int) -> int:
+    """How many groups' channels fill a step and a panel of output channels. Of bytes groups stay apart."""
+    most = min(STEP_UNITS * step // layout.group_in, PANEL_COLUMNS // layout.group_out) if step > 1 else 1
+    return max(min(most, layout.groups), 1)
 
 
 def layout_of_few(layout: WeightLayout, step: int) -> WeightLayout:
-    """How weights of few channels lie for tiles, [columns][channels] as channels."""
-    channels, kernel = layout.kernel[-1] * layout.group_in, (*layout.kernel[:-1], 1)
-    return WeightLayout(layout.groups, channels, layout.group_out, kernel, layout.panel, step, STEP_UNITS)
+    """How weights of few channels lie for tiles: those of several groups as one's, or [columns][channels] as channels."""
+    if (some := groups_together(layout, step)) > 1:
+        channels, kernel, rows = some * layout.group_in, layout.kernel, some * layout.group_out
+    else:
+        channels, kernel, rows = layout.kernel[-1] * layout.group_in, (*layout.kernel[:-1], 1), layout.group_out
+    return WeightLayout(-(-layout.groups // some), channels, rows, kernel, layout.panel, step, STEP_UNITS)
 
 
 def columns_as_channels(weight: Array) -> Array:
@@ -81,11 +91,23 @@ def columns_as_channels(weight: Array) -> Array:
     return np.moveaxis(weight, -1, 1).reshape(weight.shape[0], -1, *weight.shape[2:-1], 1)
 
 
+def joined_groups(weight: Array, layout: WeightLayout, some: int) -> Array:
+    """Weights [out_channels, in_channels / groups, *kernel] of so many groups as one's, zeros from a group's channels to another's
+    and behind the last group."""
+    count, rows, channels = -(-layout.groups // some), layout.group_out, layout.group_in
+    joined = np.zeros((count * some, rows, some, channels, *layout.kernel), weight.dtype)
+    groups = np.arange(layout.groups)
+    joined[groups, :, groups % some] = weight.reshape(layout.groups, rows, channels, *layout.kernel)
+    return joined.reshape(count * some * rows, some * channels, *layout.kernel)
+
+
 def with_few(layout: WeightLayout, code: str, weight: torch.Tensor) -> Array:
     """Codes of few channels in the layout of other kernels and, behind it, in pairs in that of tiles."""
     own = pack_codes(code, layout, weight).ravel()
     room = np.zeros(offset_of_few(coded_bytes(code, layout)) // own.itemsize - own.size, own.dtype)
-    return np.concatenate([own, room, layout_of_few(layout, 2).pack(columns_as_channels(bits_of(code, weight))).ravel()])
+    bits, some = bits_of(code, weight), groups_together(layout, 2)
+    others = columns_as_channels(bits) if some == 1 else joined_groups(bits, layout, some)
+    return np.concatenate([own, room, layout_of_few(layout, 2).pack(others).ravel()])
 
 
 def offset_of_few(nbytes: int) -> int:
@@ -96,21 +118,33 @@ def offset_of_few(nbytes: int) -> int:
 @dataclass(frozen=True)
 class TileForm:
     """A convolution as its kernel in tiles has it: of pairs of bf16, for each of which the image has two rows, or of four bytes,
-    which are an i32 of a row already. Columns of windows may be channels, [columns][channels]; weights lie `offset` bytes behind
-    those of other kernels."""
+    which are an i32 of a row already. Columns of windows may be channels, [columns][channels], or several groups one, of which the
+    last may have fewer channels than it says in `p`; weights lie `offset` bytes behind those of other kernels. `channels`: of the
+    image and the result. `together`: how many groups are one."""
 
     p: ConvParams
     layout: WeightLayout
     offset: int
+    channels: tuple[int, int]
+    together: int = 1
 
     @staticmethod
     def of(p: ConvParams) -> TileForm:
         """Of parameters that have it."""
-        step = 1 if p.elem == I32 else 2
-        if not is_few(p.group_in, step):
-            return TileForm(p, p.layout, 0)
+        step, channels = 1 if p.elem == I32 else 2, (p.in_channels, p.out_channels)
+        if not is_few(p.layout, step):
+            return TileForm(p, p.layout, 0, channels)
         nbytes = coded_bytes(p.code, p.layout) if p.code else p.groups * p.channel_panels * p.panel_elements * p.bytes
-        return TileForm(p, layout_of_few(p.layout, step), offset_of_few(nbytes))
+        layout = layout_of_few(p.layout, step)
+        if (together := groups_together(p.layout, step)) > 1:
+            whole = (layout.groups * layout.group_in, layout.groups * layout.group_out)
+            p = replace(p, in_channels=whole[0], out_channels=whole[1], groups=layout.groups)
+        return TileForm(p, layout, offset_of_few(nbytes), channels, together)
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the last of groups that are multiplied together has fewer channels."""
+        return self.channels != (self.p.in_channels, self.p.out_channels)
 
     @property
     def elem(self) -> str:

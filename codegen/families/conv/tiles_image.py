@@ -32,12 +32,12 @@ def emit_lay_row(form: TileForm) -> str:
     p = form.p
     step, lanes = p.stride[2], p.spec.lanes(I32)
     few = (p.group_in, form.columns, p.dilation[2]) if form.columns > 1 else ()
-    # Channels of a lone step are known; of several the last one's may be fewer.
+    # Channels of a lone step are known, but for the last of groups together; of several the last one's may be fewer.
     channels_of = (
         form.step_groups == 1,
         form.layout.group_in if form.step_groups == 1 else form.layout.group_in % form.step_channels,
     )
-    key = repr((step, p.spec, p.fill, *channels_of, *few, *(["gated"] if p.gated else [])))
+    key = repr((step, p.spec, p.fill, *channels_of, *few, *(["gated"] if p.gated else []), *(["early"] if form.ends_early else [])))
     name = f"conv_lay_row_{p.stored}_{step}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     if name in p.module.functions:
         return name
@@ -64,10 +64,12 @@ def emit_lay_row(form: TileForm) -> str:
         return []
 
     def inside() -> list[V]:
-        if form.layout.group_in % form.step_channels == 0:
-            return positions(None)
-        if form.step_groups == 1:
-            return positions(f.i64(form.layout.group_in))
+        whole = None if form.layout.group_in % form.step_channels == 0 else f.i64(form.layout.group_in)
+        if form.ends_early:
+            all_there = f.cmp("ge", channels, form.layout.group_in)
+            return f.if_else(all_there, lambda: positions(whole), lambda: positions(channels), [])
+        if whole is None or form.step_groups == 1:
+            return positions(whole)
         return f.if_else(f.cmp("ge", channels, form.step_channels), lambda: positions(None), lambda: positions(channels), [])
 
     f.if_else(f.cmp("le", limit, 0), outside, inside, [])

@@ -33,7 +33,7 @@ from dhlo.codegen.families.gemm.tiles_microkernel import (
     on_tiles,
     tiles_of,
 )
-from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, V, vec
+from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I32, I64, PTR, Fn, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 from dhlo.codegen.target import LINE_BYTES
@@ -43,6 +43,10 @@ __all__ = ["TilesKernel", "scratch_bytes", "tiles_kernel_name"]
 # Positions whose sums are kept together, and a row of them as the epilogue gets it: a channel's, with room for a vector more.
 _TOGETHER: Final = 128
 _ROW: Final = _TOGETHER + TILE_ROWS
+# Numbers of bf16 in a row of a tile, as bits; of infinity, the least of what is no number.
+_HALVES_OF_ROW: Final = ROW_BYTES // 2
+_HALVES: Final = vec("i16", _HALVES_OF_ROW)
+_INFINITY: Final = 0x7F80
 # So many steps of weights wait in the first cache.
 _SHALLOW_STEPS: Final = 16
 
@@ -54,7 +58,7 @@ def tiles_kernel_name(p: ConvParams) -> str:
 
 class _Scratch:
     """Offsets in bytes of a worker's scratch: the configuration, where steps lie, sums, rows for the epilogue, what sums begin
-    with, a panel of weights whose steps are whole, where outputs lie among positions, the image."""
+    with, a panel of weights whose steps are whole, the largest numbers of the image, where outputs lie, the image."""
 
     def __init__(self, form: TileForm) -> None:
         self.list = ROW_BYTES
@@ -62,7 +66,8 @@ class _Scratch:
         self.rows = self.sums + _TOGETHER * SUMS_ROW_BYTES
         self.heads = self.rows + PANEL_COLUMNS * _ROW * 4
         self.weights = self.heads + (SUMS_BYTES if form.p.heads else 0)
-        self.outputs = self.weights + (form.steps * STEP_BYTES if form.splits_steps else 0)
+        self.largest = self.weights + (form.steps * STEP_BYTES if form.splits_steps else 0)
+        self.outputs = self.largest + (ROW_BYTES if form.together > 1 else 0)
 
 
 def scratch_bytes(form: TileForm, f: Fn, images: V, planes: V, rows: V, columns: V) -> V:
@@ -116,8 +121,9 @@ class TilesKernel:
         self.planes = f.add(f.ceildivu(self.geo.od, self.plane_blocks), form.deep.reach)
         self.plane, self.width = form.plane(f, rows, columns), f.add(columns, form.across.reach)
         at = _Scratch(form)
-        self.config, self.list, self.sums, self.rows, self.heads, self.weights, self.outputs = (
-            f.gep(self.scratch, offset, I8) for offset in (0, at.list, at.sums, at.rows, at.heads, at.weights, at.outputs)
+        places = (0, at.list, at.sums, at.rows, at.heads, at.weights, at.largest, at.outputs)
+        self.config, self.list, self.sums, self.rows, self.heads, self.weights, self.largest, self.outputs = (
+            f.gep(self.scratch, offset, I8) for offset in places
         )
         self.image = f.gep(self.outputs, _outputs_bytes(f, rows, columns), I8)
 
@@ -141,11 +147,13 @@ class TilesKernel:
                 *self._part(geo.ow, self.column_blocks, f.remu(part, self.column_blocks)),
             )
             with f.when(other):
-                with f.loop(0, b.images) as image:
-                    self._lay_image(b, image.iv)
+                self._lay(b)
                 self._list_outputs(b.rows, b.columns)
-            with f.loop(lo, hi) as panel:
-                self._panel(b, panel.iv, f.cmp("lt", f.add(panel.iv, 1), hi))
+            if self.form.together > 1:
+                self._groups_together(b)
+            else:
+                with f.loop(lo, hi) as panel:
+                    self._panel(b, panel.iv, f.cmp("lt", f.add(panel.iv, 1), hi))
         on_tiles(f, tiles_of(f).release)
         f.done()
         return tiles_kernel_name(p)
@@ -188,6 +196,44 @@ class TilesKernel:
         planes = f.mul(image, f.mul(self.planes, form.step_groups * len(form.deep.all) * form.phases))
         return f.gep(self.image, f.mul(f.mul(f.add(planes, f.mul(plane, form.phases)), self.plane), ROW_BYTES), I8)
 
+    def _lay(self, b: _Block) -> None:
+        """The block's part of its images."""
+        f = self.f
+        if self.form.together > 1:
+            f.store(f.const(0, _HALVES), self.largest)
+        with f.loop(0, b.images) as image:
+            self._lay_image(b, image.iv)
+
+    def _groups_together(self, b: _Block) -> None:
+        """The product of a block with several groups' weights, at once, or group by group if the image has a NaN or an infinity,
+        which must not meet the zeros between groups."""
+        f, form = self.f, self.form
+        numbers = f.cmp("lt", f.reduce("maxsi", f.load(self.largest, _HALVES)), _INFINITY)
+        none, no = f.i64(0), f.const(0, I1)
+
+        def one_by_one() -> list[V]:
+            with f.loop(0, form.together) as group:
+                self._lay(b)
+                self._keep(b, group.iv)
+                self._panel(b, none, no, group.iv)
+            return []
+
+        def at_once() -> list[V]:
+            self._panel(b, none, no)
+            return []
+
+        f.if_else(numbers, at_once, one_by_one, [])
+
+    def _keep(self, b: _Block, group: V) -> None:
+        """Makes zeros of what the block's images have of other groups that are multiplied together."""
+        f, form, each = self.f, self.form, self.p.group_in // self.form.together
+        channels = f.sub(f.dense(range(_HALVES_OF_ROW), "i16"), f.splat(f.cast(f.mul(group, each), "i16"), _HALVES_OF_ROW))
+        kept = f.cmp("ult", channels, f.const(each, _HALVES))
+        lines = f.mul(f.mul(b.images, form.planes(f, f.sub(self.planes, form.deep.reach))), self.plane)
+        with f.loop(0, lines) as line:
+            at = f.gep(self.image, f.mul(line.iv, ROW_BYTES), I8)
+            f.store(f.select(kept, f.load(at, _HALVES), f.const(0, _HALVES)), at)
+
     def _lay_image(self, b: _Block, image: V) -> None:
         """The block's part of one of its images, of all channels and phases."""
         f, p, geo, form = self.f, self.p, self.geo, self.form
@@ -195,9 +241,11 @@ class TilesKernel:
             before = f.mul(c.iv, form.step_channels)
             channels = f.min(f.sub(form.layout.group_in, before), form.step_channels)
             first = f.add(f.mul(b.group, p.group_in), before)
+            if form.ends_early:
+                channels = f.min(channels, f.sub(form.channels[0], first))
             number = f.add(b.image, image)
             x = f.gep(geo.x, f.add(f.mul(number, geo.sxb), f.mul(first, geo.sxc)), p.stored)
-            gates = [f.gep(all_of, f.add(f.mul(number, p.in_channels), first), p.stored) for all_of in self.gates]
+            gates = [f.gep(all_of, f.add(f.mul(number, form.channels[0]), first), p.stored) for all_of in self.gates]
             for phase, deep in enumerate(form.deep.all):
                 with f.loop(0, f.add(b.planes, form.deep.reach)) as k:
                     z = form.deep.first(f, deep, f.add(b.plane, k.iv))
@@ -220,6 +268,8 @@ class TilesKernel:
                 row, at = f.gep(x, f.mul(y, geo.sxh), p.stored), f.gep(start, f.mul(f.mul(j.iv, self.width), ROW_BYTES), I8)
                 limit = f.select(has, geo.iw, 0)
                 f.call(self.lay, [row, channels, geo.sxc, column, count, limit, at, *self.bounds, *gates])
+                if form.together > 1:
+                    f.call(_emit_largest(p), [at, count, self.largest])
 
     def _list_outputs(self, rows: V, columns: V) -> None:
         """Where sums of each output lie among those of positions, in bytes."""
@@ -230,8 +280,9 @@ class TilesKernel:
             to = f.gep(self.outputs, f.add(f.mul(r.iv, columns), c.iv), I32)
             f.store(f.add(steps, f.splat(f.cast(f.mul(position, SUMS_ROW_BYTES), I32), lanes)), to)
 
-    def _panel(self, b: _Block, panel: V, more: V) -> None:
-        """A weight panel by all positions of the block, some at a time. If `more` panels follow, the next is fetched meanwhile."""
+    def _panel(self, b: _Block, panel: V, more: V, group: V | None = None) -> None:
+        """A weight panel by all positions of the block, some at a time. If `more` panels follow, the next is fetched meanwhile. Of
+        groups that are multiplied together the results of one alone are handed on, if it's given."""
         f, p = self.f, self.p
         w, ahead = self._weights(f.add(f.mul(b.group, p.channel_panels), panel))
         positions = f.add(f.mul(f.sub(b.rows, 1), self.width), b.columns)
@@ -257,7 +308,7 @@ class TilesKernel:
                     return []
 
                 f.if_else(single, lambda: multiply(self.micro[0]), lambda: multiply(self.micro[1]), [])
-            self._finish(b, [f.add(b.image, image.iv), f.add(b.plane, plane.iv)], panel, some.iv, last)
+            self._finish(b, [f.add(b.image, image.iv), f.add(b.plane, plane.iv)], panel, group, some.iv, last)
 
     def _weights(self, panel: V) -> tuple[V, V]:
         """Where a panel's weights lie, and those to fetch ahead. What its sums begin with, a row before the weights of other
@@ -298,13 +349,19 @@ class TilesKernel:
                     f.store(f.const(0, vec(I32, lanes)), f.gep(to, at.iv, I8))
         return self.weights
 
-    def _finish(self, b: _Block, place: list[V], panel: V, first: V, last: V) -> None:
+    def _finish(self, b: _Block, place: list[V], panel: V, group: V | None, first: V, last: V) -> None:
         """Hands sums of the positions [first, last) of an image's plane that are outputs to the epilogue, as rows of channels."""
         f, p, geo, columns = self.f, self.p, self.geo, b.columns
         image, plane = place
         row0 = f.add(f.mul(plane, geo.oh), b.row)
         m0 = f.add(f.mul(b.group, p.group_out), f.mul(panel, PANEL_COLUMNS))
-        channels = f.min(f.sub(p.group_out, f.mul(panel, PANEL_COLUMNS)), PANEL_COLUMNS)
+        channels, first_row = f.min(f.sub(p.group_out, f.mul(panel, PANEL_COLUMNS)), PANEL_COLUMNS), f.i64(0)
+        if group is not None:
+            each = p.group_out // self.form.together
+            channels, first_row = f.i64(each), f.mul(group, each)
+            m0 = f.add(m0, first_row)
+        if self.form.ends_early:
+            channels = f.max(f.min(channels, f.sub(self.form.channels[1], m0)), 0)
 
         def outputs(position: V) -> V:
             """Of the positions before."""
@@ -324,8 +381,25 @@ class TilesKernel:
             hi = f.select(whole, v1, f.min(f.add(row, columns), v1))
             r = f.divu(lo, columns)
             n0 = f.add(f.mul(f.add(row0, r), geo.ow), f.add(b.column, f.sub(lo, f.mul(r, columns))))
-            tile = f.gep(self.rows, f.sub(lo, v0), F32)
+            tile = f.gep(self.rows, f.add(f.mul(first_row, _ROW), f.sub(lo, v0)), F32)
             f.call_ptr(geo.epilogue, [geo.eargs, tile, f.i64(_ROW), image, m0, n0, channels, f.sub(hi, lo)])
+
+
+def _emit_largest(p: ConvParams) -> str:
+    """Emits `conv_largest(x, count, to)` once and returns its symbol: to[32] of numbers of bf16 as bits without their signs becomes
+    as large as those of `count` rows of 64 bytes are at least."""
+    name = "conv_largest"
+    if name in p.module.functions:
+        return name
+    f = Fn(p.module, name, [("x", PTR), ("count", I64), ("to", PTR)], noinline=True)
+    x, count, to = f.args
+    without_sign = f.const(0x7FFF, _HALVES)
+    with f.loop(0, count, 1, [f.load(to, _HALVES)]) as row:
+        bits = f.and_(f.load(f.gep(x, f.mul(row.iv, ROW_BYTES), I8), _HALVES), without_sign)
+        row.yield_(f.max(row.carried[0], bits))
+    f.store(row.results[0], to)
+    f.done()
+    return name
 
 
 def _emit_turn(p: ConvParams) -> str:

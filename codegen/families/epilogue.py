@@ -9,6 +9,7 @@ from typing import Any
 from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot, Touch
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.elementwise.rules import rounds_by_integers
+from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.families.kernel import Checks, GroupKernel, finish, vectors
 from dhlo.codegen.families.lowering import GroupHost
 from dhlo.codegen.kernel_ir.builder import F32, I64, Fn, KernelModule, V
@@ -17,9 +18,12 @@ from dhlo.ir.dialect import Kind, Op, attr, defining
 from dhlo.ir.handles import Value
 from dhlo.ir.nans import has_plain_nans
 from dhlo.ir.ops.control import Group
-from dhlo.ir.ops.elementwise import Convert
+from dhlo.ir.ops.elementwise import Abs, Add, Convert, Copy, Elementwise, Maximum, Minimum, Neg, Sub
 from dhlo.ir.ops.movement import Broadcast
 from dhlo.ir.types import DType, from_mlir
+
+# What no processor takes longer for where numbers are subnormal, besides rounding to bf16.
+_STEADY = (Abs, Add, Copy, Maximum, Minimum, Neg, Sub)
 
 __all__ = ["Epilogue", "emit_store_rows", "epilogue_args", "lower_epilogue", "repeated_buffers", "set_sums", "touch_of"]
 
@@ -64,7 +68,7 @@ def _emit(k: GroupKernel, anchor: Op, place: Callable[[Emitter, Index, Index, In
     fn, em = k.fn, k.em
     _, tile, ld, batch, m0, n0, mr, nr = fn.args
     acc = anchor.results[0]
-    register = from_mlir(acc).dtype.register
+    register, steady = from_mlir(acc).dtype.register, all(map(_is_steady, k.ops))
     with fn.loop(0, mr) as lp, em.scope():
         row = fn.gep(tile, fn.mul(lp.iv, ld), register)
         m = Index(fn.add(m0, lp.iv))
@@ -74,10 +78,8 @@ def _emit(k: GroupKernel, anchor: Op, place: Callable[[Emitter, Index, Index, In
         def body(c: Index) -> None:
             zero = fn.const(0, fn.vec(register))
             x: V = zero if em.touching else fn.load(fn.gep(row, c.base, register), fn.vec(register))
-            if em.mask is not None and not em.touching:
-                x = fn.select(
-                    em.mask, x, zero
-                )  # what lies behind the last column may be subnormal, which takes some processors long
+            if em.mask is not None and not steady:  # what lies behind the last column may be subnormal
+                x = fn.select(em.mask, x, zero)
             set_sums(em, acc, x)
             idx = list(place(em, Index(batch), m, Index(fn.add(n0, c.base), 1, multiple=fn.lanes)))
             for r, v in enumerate(k.yields):
@@ -85,6 +87,13 @@ def _emit(k: GroupKernel, anchor: Op, place: Callable[[Emitter, Index, Index, In
             del em.leaves[acc]
 
         vectors(em, 0, nr, body)
+
+
+def _is_steady(op: Op) -> bool:
+    """Whether subnormal numbers take as long as others."""
+    if isinstance(op, Convert):
+        return from_mlir(op.results[0]).dtype.name == BF16
+    return isinstance(op, _STEADY) or not isinstance(op, Elementwise)
 
 
 def repeated_buffers(k: GroupKernel, acc: Value) -> list[Broadcast]:

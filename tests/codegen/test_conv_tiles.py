@@ -78,6 +78,7 @@ CONVS = [
     conv(32, 32, 3, padding=1, groups=2),
     conv(10, 70, 3, groups=5),
     conv(6, 40, 1, groups=2),
+    conv(8, 18, 7, padding=3, groups=2),  # columns take fewer steps
     conv(20, 15, (3, 2, 3), stride=(2, 1, 2), padding=(1, 0, 1), dilation=(1, 1, 1), groups=5),
     Conv(40, 20, (5,), (1,), ((2, 2),), (1,), 5, spec=SPEC, code=BF16, image=BF16),
 ]

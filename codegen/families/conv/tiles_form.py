@@ -22,6 +22,8 @@ __all__ = ["Phases", "TileForm", "columns_as_channels", "has_form", "is_few", "l
 # Windows reach so many outputs beyond a block's, at most; they have so many points, and strides so many phases, each of which is
 # code of its own.
 _MOST_REACH, _MOST_POINTS, _MOST_PHASES = 32, 128, 16
+# Steps in the time of what else a tile takes, as measured on a Granite Rapids.
+_CALL_STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,14 @@ def is_few(layout: WeightLayout, step: int) -> bool:
 
 
 def groups_together(layout: WeightLayout, step: int) -> int:
-    """How many groups' channels fill a step and a panel of output channels. Of bytes groups stay apart."""
-    most = min(STEP_UNITS * step // layout.group_in, PANEL_COLUMNS // layout.group_out) if step > 1 else 1
-    return max(min(most, layout.groups), 1)
+    """How many groups' channels fill a step and a panel of output channels, where that takes fewer steps than columns of windows
+    for channels of each. Of bytes groups stay apart."""
+    most, rows, columns = STEP_UNITS * step, prod(layout.kernel[:-1]), layout.group_in * layout.kernel[-1]
+    some = min(most // layout.group_in, PANEL_COLUMNS // layout.group_out, layout.groups)
+    if step == 1 or some < 2 or layout.points > _MOST_POINTS:
+        return 1
+    has_columns = 2 * layout.group_in < most and most // 4 <= columns <= most
+    return 1 if has_columns and some * (rows + _CALL_STEPS) <= layout.points + _CALL_STEPS else some
 
 
 def layout_of_few(layout: WeightLayout, step: int) -> WeightLayout:

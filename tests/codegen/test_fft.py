@@ -45,8 +45,10 @@ class Fn(torch.nn.Module):
 
 
 def agrees(got: Tensor, x: Tensor, f: Callable[[Tensor], Tensor]) -> None:
-    """To the rounding of some more operations than PyTorch's, beside double precision."""
-    exact, eps = f(x.double()), torch.finfo(x.dtype).eps * (1 if x.dtype == torch.float32 else 4)  # which is rounded, too
+    """To the rounding of some more operations than PyTorch's, beside double precision, which is rounded, too: by MKL, for lengths
+    that have large factors, up to 2.1e-14 of the scale off on an Emerald Rapids (402 points: 1.35e-14, and 4.9e-16 here, beside
+    long doubles)."""
+    exact, eps = f(x.double()), torch.finfo(x.dtype).eps * (1 if x.dtype == torch.float32 else 16)
     assert got.shape == exact.shape and got.dtype == x.dtype
     assert (got - exact).abs().max() <= 8 * eps * exact.abs().max()
 

@@ -10,15 +10,22 @@ position has those of all columns of its window.
 from __future__ import annotations
 
 import hashlib
+from typing import Final
 
 from dhlo.codegen.families.conv.gates import gated, load_gate
 from dhlo.codegen.families.conv.image import Bounds, load_elements, load_pairs
+from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.tiles_form import TileForm
 from dhlo.codegen.families.gemm.tiles_microkernel import ROW_BYTES, STEP_UNITS
 from dhlo.codegen.kernel_ir.builder import I8, I32, I64, PTR, Fn, V, vec
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
-__all__ = ["emit_lay_row"]
+__all__ = ["INFINITY", "NUMBERS", "NUMBERS_OF_ROW", "emit_largest", "emit_lay_row"]
+
+# Numbers of bf16 in a row of a tile, as bits; of infinity, the least of what is no number.
+NUMBERS_OF_ROW: Final = ROW_BYTES // 2
+NUMBERS: Final = vec("i16", NUMBERS_OF_ROW)
+INFINITY: Final = 0x7F80
 
 
 def emit_lay_row(form: TileForm) -> str:
@@ -73,6 +80,23 @@ def emit_lay_row(form: TileForm) -> str:
         return f.if_else(f.cmp("ge", channels, form.step_channels), lambda: positions(None), lambda: positions(channels), [])
 
     f.if_else(f.cmp("le", limit, 0), outside, inside, [])
+    f.done()
+    return name
+
+
+def emit_largest(p: ConvParams) -> str:
+    """Emits `conv_largest(x, count, to)` once and returns its symbol: to[32] of numbers of bf16 as bits without their signs becomes
+    as large as those of `count` rows of 64 bytes are at least."""
+    name = "conv_largest"
+    if name in p.module.functions:
+        return name
+    f = Fn(p.module, name, [("x", PTR), ("count", I64), ("to", PTR)], noinline=True)
+    x, count, to = f.args
+    without_sign = f.const(0x7FFF, NUMBERS)
+    with f.loop(0, count, 1, [f.load(to, NUMBERS)]) as row:
+        bits = f.and_(f.load(f.gep(x, f.mul(row.iv, ROW_BYTES), I8), NUMBERS), without_sign)
+        row.yield_(f.max(row.carried[0], bits))
+    f.store(row.results[0], to)
     f.done()
     return name
 

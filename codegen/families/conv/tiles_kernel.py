@@ -17,7 +17,7 @@ from dhlo.codegen.families.blocks import Blocks
 from dhlo.codegen.families.conv.pack import KERNEL_TYPES, load_geometry
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.tiles_form import TileForm
-from dhlo.codegen.families.conv.tiles_image import emit_lay_row
+from dhlo.codegen.families.conv.tiles_image import INFINITY, NUMBERS, NUMBERS_OF_ROW, emit_largest, emit_lay_row
 from dhlo.codegen.families.gemm.tiles_microkernel import (
     PANEL_COLUMNS,
     PANEL_ROWS,
@@ -43,10 +43,6 @@ __all__ = ["TilesKernel", "scratch_bytes", "tiles_kernel_name"]
 # Positions whose sums are kept together, and a row of them as the epilogue gets it: a channel's, with room for a vector more.
 _TOGETHER: Final = 128
 _ROW: Final = _TOGETHER + TILE_ROWS
-# Numbers of bf16 in a row of a tile, as bits; of infinity, the least of what is no number.
-_HALVES_OF_ROW: Final = ROW_BYTES // 2
-_HALVES: Final = vec("i16", _HALVES_OF_ROW)
-_INFINITY: Final = 0x7F80
 # So many steps of weights wait in the first cache.
 _SHALLOW_STEPS: Final = 16
 
@@ -200,7 +196,7 @@ class TilesKernel:
         """The block's part of its images."""
         f = self.f
         if self.form.together > 1:
-            f.store(f.const(0, _HALVES), self.largest)
+            f.store(f.const(0, NUMBERS), self.largest)
         with f.loop(0, b.images) as image:
             self._lay_image(b, image.iv)
 
@@ -208,7 +204,7 @@ class TilesKernel:
         """The product of a block with several groups' weights, at once, or group by group if the image has a NaN or an infinity,
         which must not meet the zeros between groups."""
         f, form = self.f, self.form
-        numbers = f.cmp("lt", f.reduce("maxsi", f.load(self.largest, _HALVES)), _INFINITY)
+        numbers = f.cmp("lt", f.reduce("maxsi", f.load(self.largest, NUMBERS)), INFINITY)
         none, no = f.i64(0), f.const(0, I1)
 
         def one_by_one() -> list[V]:
@@ -227,12 +223,12 @@ class TilesKernel:
     def _keep(self, b: _Block, group: V) -> None:
         """Makes zeros of what the block's images have of other groups that are multiplied together."""
         f, form, each = self.f, self.form, self.p.group_in // self.form.together
-        channels = f.sub(f.dense(range(_HALVES_OF_ROW), "i16"), f.splat(f.cast(f.mul(group, each), "i16"), _HALVES_OF_ROW))
-        kept = f.cmp("ult", channels, f.const(each, _HALVES))
+        channels = f.sub(f.dense(range(NUMBERS_OF_ROW), "i16"), f.splat(f.cast(f.mul(group, each), "i16"), NUMBERS_OF_ROW))
+        kept = f.cmp("ult", channels, f.const(each, NUMBERS))
         lines = f.mul(f.mul(b.images, form.planes(f, f.sub(self.planes, form.deep.reach))), self.plane)
         with f.loop(0, lines) as line:
             at = f.gep(self.image, f.mul(line.iv, ROW_BYTES), I8)
-            f.store(f.select(kept, f.load(at, _HALVES), f.const(0, _HALVES)), at)
+            f.store(f.select(kept, f.load(at, NUMBERS), f.const(0, NUMBERS)), at)
 
     def _lay_image(self, b: _Block, image: V) -> None:
         """The block's part of one of its images, of all channels and phases."""
@@ -269,7 +265,7 @@ class TilesKernel:
                 limit = f.select(has, geo.iw, 0)
                 f.call(self.lay, [row, channels, geo.sxc, column, count, limit, at, *self.bounds, *gates])
                 if form.together > 1:
-                    f.call(_emit_largest(p), [at, count, self.largest])
+                    f.call(emit_largest(p), [at, count, self.largest])
 
     def _list_outputs(self, rows: V, columns: V) -> None:
         """Where sums of each output lie among those of positions, in bytes."""
@@ -383,23 +379,6 @@ class TilesKernel:
             n0 = f.add(f.mul(f.add(row0, r), geo.ow), f.add(b.column, f.sub(lo, f.mul(r, columns))))
             tile = f.gep(self.rows, f.add(f.mul(first_row, _ROW), f.sub(lo, v0)), F32)
             f.call_ptr(geo.epilogue, [geo.eargs, tile, f.i64(_ROW), image, m0, n0, channels, f.sub(hi, lo)])
-
-
-def _emit_largest(p: ConvParams) -> str:
-    """Emits `conv_largest(x, count, to)` once and returns its symbol: to[32] of numbers of bf16 as bits without their signs becomes
-    as large as those of `count` rows of 64 bytes are at least."""
-    name = "conv_largest"
-    if name in p.module.functions:
-        return name
-    f = Fn(p.module, name, [("x", PTR), ("count", I64), ("to", PTR)], noinline=True)
-    x, count, to = f.args
-    without_sign = f.const(0x7FFF, _HALVES)
-    with f.loop(0, count, 1, [f.load(to, _HALVES)]) as row:
-        bits = f.and_(f.load(f.gep(x, f.mul(row.iv, ROW_BYTES), I8), _HALVES), without_sign)
-        row.yield_(f.max(row.carried[0], bits))
-    f.store(row.results[0], to)
-    f.done()
-    return name
 
 
 def _emit_turn(p: ConvParams) -> str:
